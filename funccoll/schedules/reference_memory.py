@@ -1,4 +1,4 @@
-"""Reference memory: the values that the reference interpreters work on, and the arithmetic of executors."""
+"""Reference memory: the values that the reference interpreter works on, and the arithmetic of executors."""
 
 from __future__ import annotations
 

@@ -21,7 +21,6 @@ from .registry import Algorithm, find, known
 
 if TYPE_CHECKING:
     from ..draw.drawing import Drawing
-    from .messages.messages import Messages
     from .model.cost import Cost
     from .model.simulate import Simulation
     from .model.topology import Topology
@@ -90,8 +89,8 @@ class Schedule:
     def nrounds(self) -> int:
         """The number of rounds the algorithm yields.
 
-        `messages()` may have more, because a move that reads from and writes to other ranks takes two, or fewer, because
-        independent rounds are joined.
+        Messages may have more, because a move that reads from and writes to other ranks takes two, or fewer, because
+        independent rounds are joined (`Streams.rounds`).
         """
         return 1 + max((b.round for b in self.batches), default=-1)
 
@@ -138,16 +137,12 @@ class Schedule:
     def _streams(self) -> dict[tuple[int, ...], Streams]:
         return {}
 
-    def messages(self) -> Messages:
-        """The proved schedule as rounds of nonblocking sends and receives. The result is kept."""
-        return self._messages
+    def messages(self) -> Streams:
+        """The streams of ranks without common memory: each is a host of its own, and all that moves between ranks is a message.
 
-    @functools.cached_property
-    def _messages(self) -> Messages:
-        from .messages.messages import to_messages
-
-        self.prove()
-        return to_messages(self)
+        A stream is then rounds of nonblocking sends and receives, with combines between them, for transports such as NCCL.
+        """
+        return self.streams(range(self.nranks))
 
     def cost(self, topology: Topology, nbytes: int) -> Cost:
         """The α-β-γ cost of one execution; see `funccoll.schedules.model.cost`."""

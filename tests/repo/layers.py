@@ -62,7 +62,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "schedules": (
         ("collective",), ("moves", "registry"), ("columns", "host_map", "runs", "chunk_layout"), ("schedule",),
         ("library", "schedule_algorithm"), ("reference_memory",), ("proof",), ("assign_rounds",),
-        ("split_hosts",), ("streams",), ("shared_results", "messages"), ("model",),
+        ("split_hosts",), ("streams",), ("shared_results",), ("model",),
         ("export",),
     ),
     "schedules.export": (
@@ -77,7 +77,6 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "schedules.streams": (
         ("instructions",), ("symmetry",), ("happens_before",), ("streams",), ("check_hosts",), ("lower", "verify", "interpret"),
     ),
-    "schedules.messages": (("messages",), ("interpret",)),
     "schedules.model": (("topology",), ("cost",), ("select", "simulation"), ("simulate",)),
     "kernels": (
         ("frame", "variants", "intrinsics", "conversions"), ("direct_reads", "stream_interpreter", "reductions", "block"),
@@ -172,7 +171,6 @@ EXCEPTIONS = {
     ("mesh", "display"): "_repr_html_, only in a notebook; display names dtypes, so it stands after types",
     ("schedules.schedule", "schedules.proof.prove"): "Schedule.prove only forwards",
     ("schedules.schedule", "schedules.streams.lower"): "Schedule.streams only forwards",
-    ("schedules.schedule", "schedules.messages.messages"): "Schedule.messages only forwards",
     ("schedules.schedule", "schedules.model.cost"): "Schedule.cost only forwards",
     ("schedules.schedule", "schedules.model.simulate"): "Schedule.simulate only forwards",
     ("schedules.schedule", "schedules.export.msccl_export"): "Schedule.to_msccl_xml only forwards",

@@ -33,12 +33,7 @@ SHARED = {
         {"primitives.collectives.all_to_all", "schedules.library.all_to_all"},
     ),
     "the table of what is registered by name: NumPy's functions, algorithms": ({"ops.registry", "schedules.registry"},),
-    "the written definition of what executes: streams, messages": (
-        {"schedules.streams.interpret", "schedules.messages.interpret"},
-    ),
-    "a package and its main class": (
-        {"schedules.streams", "schedules.streams.streams"}, {"schedules.messages", "schedules.messages.messages"},
-    ),
+    "a package and its main class": ({"schedules.streams", "schedules.streams.streams"},),
 }  # fmt: skip
 """The meaning that modules of one name share -> the modules. All other modules have names of their own."""
 

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...schedules.chunk_layout import ChunkLayout, Index, joined
-from ...schedules.messages.messages import Messages, Transfers
 from ...schedules.schedule import Schedule
+from ...schedules.streams.instructions import Opcode
+from ...schedules.streams.streams import Streams
 from ..plans.flat_operand import FlatOperand
 from .gpu_arrays import NcclGpu
 
@@ -51,30 +52,29 @@ class MessageRounds:
         self.collective = schedule.collective
         assert self.collective.channels == 1
         self.has_output = bool(self.collective.has_output(rank))
-        messages = schedule.messages().verify()
+        streams = schedule.messages().verify()
         # The blocks are contiguous, so the chunks of input and output are as well.
         self._layout = ChunkLayout.of(self.collective, (flat.input_size,), flat.dtype.itemsize)
-        self._scratch = messages.places.scratch_chunks * self._layout.capacity
-        self.rounds = self._rounds_of(messages)
+        self._scratch = streams.schedule.scratch_chunks * self._layout.capacity
+        self.rounds = self._rounds_of(streams) if flat.elements else []
 
-    def _rounds_of(self, messages: Messages) -> list[_Round]:
-        rounds = [_Round([], [], []) for _ in range(messages.nrounds + 1)]
-        if not self.flat.elements:
-            return rounds
-        sides: list[tuple[Transfers, str]] = [(messages.sends, "sends"), (messages.receives, "receives")]
-        for side, name in sides:
-            for i in np.flatnonzero(side.rank == self.rank).tolist():
-                ranges = self._ranges(side.place[i], side.count[i], side.part[i], side.part_step[i])
-                getattr(rounds[side.round[i]], name).extend(_Message(int(side.peer[i]), found) for found in ranges)
-        c = messages.combines
-        complete = _completes(messages) if self.op == "mean" else np.zeros(len(c), bool)
-        for i in np.flatnonzero(c.rank == self.rank).tolist():
-            run = c.count[i], c.part[i], c.part_step[i]
-            sources = [self._ranges(code, *run) for code in c.src[c.src_ptr[i] : c.src_ptr[i + 1]]]
-            destinations = [self._ranges(code, *run) for code in c.dst[c.dst_ptr[i] : c.dst_ptr[i + 1]]]
-            op = "sum" if self.op == "mean" and not complete[i] else self.op
-            pieces = zip(zip(*sources, strict=True), zip(*destinations, strict=True), strict=True)
-            rounds[c.round[i]].combines.extend(_Combine(op, tuple(src), tuple(dst)) for src, dst in pieces)
+    def _rounds_of(self, streams: Streams) -> list[_Round]:
+        """This rank's stream, cut at its POSTs: the messages of each, and the combines after them."""
+        rounds, p = [_Round([], [], [])], self.collective.nranks
+        for i in range(*streams.start[self.rank : self.rank + 2].tolist()):
+            run = int(streams.count[i]), int(streams.part[i]), int(streams.part_step[i])
+            dst, src = streams.operands(i)
+            match streams.opcode[i]:
+                case Opcode.POST:
+                    rounds.append(_Round([], [], []))
+                case Opcode.SEND:
+                    rounds[-1].sends.extend(_Message(dst[0] % p, found) for found in self._ranges(src[0], *run))
+                case Opcode.RECEIVE:
+                    rounds[-1].receives.extend(_Message(src[0] % p, found) for found in self._ranges(dst[0], *run))
+                case Opcode.COMBINE:
+                    op = "sum" if self.op == "mean" and not streams.completes[i] else self.op
+                    sides = (zip(*(self._ranges(place, *run) for place in places), strict=True) for places in (src, dst))
+                    rounds[-1].combines.extend(_Combine(op, *pieces) for pieces in zip(*sides, strict=True))
         return rounds
 
     def _ranges(self, code: int, count: int, part: int, step: int) -> list[_Range]:
@@ -82,8 +82,8 @@ class MessageRounds:
 
         Both ends of a message, and all operands of a combine, are cut alike.
         """
-        row, layout = int(code) // self.collective.nranks, self._layout
-        parts = [int(part) + i * int(step) for i in range(int(count))]
+        row, layout = code // self.collective.nranks, self._layout
+        parts = [part + i * step for i in range(count)]
         chunks: list[Index] = [layout.index(row + i, p) for i, p in enumerate(parts)]
         if all(high - low == layout.capacity for low, high in (layout.parts[p] for p in parts[:-1])):
             chunks = [joined(chunks)]
@@ -140,28 +140,3 @@ class _Memory:
         """The elements from `begin` to before `end`, which are of one array."""
         number = self._of(begin)
         return self.arrays[number][begin - self.begins[number] : end - self.begins[number]]
-
-
-def _completes(messages: Messages) -> np.ndarray:
-    """By row of the combines: True where the contributions of all ranks come together, so that a mean is divided there."""
-    collective, c = messages.schedule.collective, messages.combines
-    p = collective.nranks
-    ranks = np.zeros(messages.places.size, np.int64)  # contributions in what each place holds
-    ranks[: collective.input_chunks * p] = 1
-    sent, into = messages.matched()  # in the order of rounds, as the combines are
-    found = np.zeros(len(c), bool)
-    for number in range(messages.nrounds + 1):
-        low, high = np.searchsorted(messages.sends.round[sent], [number, number + 1])
-        for i, j in zip(sent[low:high].tolist(), into[low:high].tolist(), strict=True):
-            chunks = p * np.arange(int(messages.sends.count[i]))
-            ranks[messages.receives.place[j] + chunks] = ranks[messages.sends.place[i] + chunks]
-        for i in range(*np.searchsorted(c.round, [number, number + 1]).tolist()):
-            chunks = p * np.arange(int(c.count[i]))
-            sources = c.src[c.src_ptr[i] : c.src_ptr[i + 1]]
-            total = sum(ranks[code + chunks] for code in sources)
-            for code in c.dst[c.dst_ptr[i] : c.dst_ptr[i + 1]]:
-                ranks[code + chunks] = total
-            whole = np.asarray(total == p)
-            assert whole.all() or not whole.any(), "the chunks of a run hold contributions of equal numbers"
-            found[i] = len(sources) > 1 and bool(whole.all())
-    return found

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -64,34 +63,23 @@ def _operations(schedule: Schedule, sizes: list[int], gamma: float) -> list[list
     out: list[list[_Operation]] = [[] for _ in range(p)]
     tags: Counter[tuple[int, int]] = Counter()
 
-    def bytes_of(count: int, part: int, step: int) -> int:
-        return sum(sizes[part + i * step] for i in range(count)) if carries else 0
+    def bytes_of(i: int) -> int:
+        return sum(sizes[m.part[i] + k * m.part_step[i]] for k in range(m.count[i])) if carries else 0
 
-    def run(place: int, count: int) -> list[int]:
-        return [place + i * p for i in range(count)]
+    def chunks(i: int, places: list[int]) -> list[int]:
+        return [place + k * p for place in places for k in range(m.count[i])]
 
-    def messages(t: int) -> Iterator[tuple[int, int]]:
-        low, high = np.searchsorted(rounds, [t, t + 1])
-        return zip(s[low:high].tolist(), r[low:high].tolist(), strict=True)
-
-    s, r = m.matched()
-    rounds = m.sends.round[s]
-    for t in range(m.nrounds + 1):
-        for i, j in messages(t):
-            x, y = m.sends, m.receives
-            src, dst, count = int(x.rank[i]), int(y.rank[j]), int(x.count[i])
-            # LogGOPSim subtracts one byte from every size, so there are no empty messages.
-            size = max(1, bytes_of(count, int(x.part[i]), int(x.part_step[i])))
+    for sends, combines in m.rounds():
+        for i in sends:
+            to, at = m.operands(i)
+            src, dst = at[0] % p, to[0] % p
+            size = max(1, bytes_of(i))  # LogGOPSim subtracts one byte from every size, so there are no empty messages
             tag = tags[src, dst]
             tags[src, dst] += 1
-            out[src].append(_Operation(f"send {size}b to {dst} tag {tag}", run(int(x.place[i]), count), []))
-            out[dst].append(_Operation(f"recv {size}b from {src} tag {tag}", [], run(int(y.place[j]), count)))
-        c = m.combines
-        here = np.flatnonzero(c.round == t)
-        for i in here[np.argsort(c.step[here], kind="stable")].tolist():
-            count = int(c.count[i])
-            reads = [x for place in c.src[c.src_ptr[i] : c.src_ptr[i + 1]].tolist() for x in run(place, count)]
-            writes = [x for place in c.dst[c.dst_ptr[i] : c.dst_ptr[i + 1]].tolist() for x in run(place, count)]
-            reduced = (int(c.src_ptr[i + 1] - c.src_ptr[i]) - 1) * bytes_of(count, int(c.part[i]), int(c.part_step[i]))
-            out[int(c.rank[i])].append(_Operation(f"calc {round(reduced * gamma * 1e9)}", reads, writes))
+            out[src].append(_Operation(f"send {size}b to {dst} tag {tag}", chunks(i, at), []))
+            out[dst].append(_Operation(f"recv {size}b from {src} tag {tag}", [], chunks(i, to)))
+        for i in combines:
+            to, at = m.operands(i)
+            time = round((len(at) - 1) * bytes_of(i) * gamma * 1e9)
+            out[m.stream[i] // m.schedule.channels].append(_Operation(f"calc {time}", chunks(i, at), chunks(i, to)))
     return out

@@ -76,7 +76,7 @@ class _Fused(NamedTuple):
 class _Exporter:
     def __init__(self, schedule: Schedule):
         self.schedule, self.collective = schedule, schedule.collective
-        self.messages = schedule.messages().verify()
+        self.streams = schedule.messages().verify()
         self.p = schedule.nranks
         self.own_rows = schedule.places.rows  # rows from here on are staging
         c = self.collective
@@ -84,7 +84,7 @@ class _Exporter:
         for letter, rows in (("i", slice(0, c.input_chunks)), ("o", slice(c.input_chunks, c.input_chunks + c.output_chunks))):
             self.letters += [letter] * (rows.stop - rows.start)
             self.offsets += (c.blocks_of_rows[rows] * c.parts + c.parts_of_rows[rows]).tolist()
-        scratch = self.messages.places.rows - len(self.letters)
+        scratch = self.streams.schedule.places.rows - len(self.letters)
         self.letters += ["s"] * scratch
         self.offsets += range(scratch)
         self.ranks: list[list[_Piece]] = [[] for _ in range(self.p)]
@@ -105,15 +105,10 @@ class _Exporter:
 
     def _collect(self) -> None:
         """The steps of all ranks, each rank's in an order that keeps what its places hold."""
-        m = self.messages
-        s, r = m.matched()
-        rounds = m.sends.round[s]
-        for t in range(m.nrounds + 1):
-            combines = [self._combine(i) for i in np.flatnonzero(m.combines.round == t)[
-                np.argsort(m.combines.step[m.combines.round == t], kind="stable")].tolist()]  # fmt: skip
-            low, high = np.searchsorted(rounds, [t, t + 1])
-            sent = [x for i in range(int(low), int(high)) for x in self._message(int(s[i]), int(r[i]))]
-            fused = self._fused(sent, [x for pieces in combines for x in pieces])
+        for sends, combines in self.streams.rounds():
+            sent = [x for i in sends for x in self._message(i)]
+            folds = [x for i in combines for x in self._cut(i)]
+            fused = self._fused(sent, folds)
             for message in sent:
                 sender, receiver, channel, src, dst, n = message
                 fold = fused.get(dst)
@@ -121,28 +116,21 @@ class _Exporter:
                 self.ranks[sender].append(_Piece((channel, _SEND, receiver), MscclStep("s", *at)))
                 if fold is None:
                     self.ranks[receiver].append(_Piece((channel, _RECEIVE, sender), MscclStep("r", *at)))
-            for pieces in combines:
-                for rank, channel, dsts, srcs, n in pieces:
-                    self.ranks[rank] += self._fold(rank, channel, dsts, srcs, n, fused)
+            for rank, channel, dsts, srcs, n in folds:
+                self.ranks[rank] += self._fold(rank, channel, dsts, srcs, n, fused)
 
-    def _message(self, s: int, r: int) -> Iterator[tuple[int, int, int, int, int, int]]:
+    def _message(self, i: int) -> Iterator[tuple[int, int, int, int, int, int]]:
         """(sender, receiver, channel, source, destination, chunks) of each piece of a message."""
-        sends, receives = self.messages.sends, self.messages.receives
-        src, dst = int(sends.place[s]), int(receives.place[r])
-        channel = int(sends.part[s]) // self.collective.chunks
-        for at, n in self._pieces([src, dst], int(sends.count[s])):
-            shift = at * self.p
-            yield int(sends.rank[s]), int(receives.rank[r]), channel, src + shift, dst + shift, n
+        for _, channel, (dst,), (src,), n in self._cut(i):
+            yield src % self.p, dst % self.p, channel, src, dst, n
 
-    def _combine(self, i: int) -> list[tuple[int, int, list[int], list[int], int]]:
-        """(rank, channel, destinations, sources, chunks) of each piece of a combine."""
-        c = self.messages.combines
-        dsts, srcs = c.dst[c.dst_ptr[i] : c.dst_ptr[i + 1]].tolist(), c.src[c.src_ptr[i] : c.src_ptr[i + 1]].tolist()
-        channel = int(c.part[i]) // self.collective.chunks
-        return [
-            (int(c.rank[i]), channel, [x + at * self.p for x in dsts], [x + at * self.p for x in srcs], n)
-            for at, n in self._pieces([*dsts, *srcs], int(c.count[i]))
-        ]
+    def _cut(self, i: int) -> Iterator[tuple[int, int, list[int], list[int], int]]:
+        """(rank, channel, destinations, sources, chunks) of each piece of an instruction."""
+        s = self.streams
+        dsts, srcs = s.operands(i)
+        rank, channel = int(s.stream[i]) // s.schedule.channels, int(s.part[i]) // self.collective.chunks
+        for at, n in self._pieces([*dsts, *srcs], int(s.count[i])):
+            yield rank, channel, [x + at * self.p for x in dsts], [x + at * self.p for x in srcs], n
 
     def _pieces(self, places: Sequence[int], count: int) -> Iterator[tuple[int, int]]:
         """(first chunk, chunks) of pieces of runs from these places on that are contiguous in memory and short enough."""

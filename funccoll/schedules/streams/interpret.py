@@ -1,8 +1,9 @@
 """The reference interpreter: runs streams on NumPy arrays, in any order that the waits allow.
 
 This is the written definition of an executor, made to expose mistakes. An instruction is two events: when it begins,
-its destinations are poisoned; when it ends, they hold the result. Its sources are read at either. As soon as a rank has
-left, all its memory is poisoned until its next ENTER. The order of events is random.
+its destinations are poisoned; when it ends, they hold the result. Its sources are read at either. What a message is received
+into is poisoned from its POST on. As soon as a rank has left, all its memory is poisoned until its next ENTER. The order of
+events is random.
 """
 
 from __future__ import annotations
@@ -154,7 +155,11 @@ class _StreamRun:
         program, memory = self.program, self.memory
         if program._opcode[i] not in _COPYING:
             self.begun[stream] = ()
-            if program._opcode[i] == Opcode.LEAVE and self.random.random() < 0.5:
+            if program._opcode[i] == Opcode.POST:
+                for message in program.streams.posted(i):
+                    if program._opcode[message] == Opcode.RECEIVE:
+                        memory.poison(program._targets[message][0])
+            elif program._opcode[i] == Opcode.LEAVE and self.random.random() < 0.5:
                 self._leave(stream)
                 self.begun[stream] = "left"
             return

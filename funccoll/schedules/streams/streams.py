@@ -195,6 +195,20 @@ class Streams:
         run = self.count[rows], self.part[rows], self.part_step[rows]
         return rows[order], np.stack([dst, src, *run])[:, order]
 
+    def rounds(self) -> Iterator[tuple[list[int], list[int]]]:
+        """The SENDs of each round of messages, by sender and receiver, and the COMBINEs that follow; round 0 sends nothing."""
+        p, batches = self.schedule.nranks, self.schedule.batches
+        batch = np.repeat(np.arange(len(batches)), np.array([len(b) for b in batches], int))
+        kinds = (np.flatnonzero(self.opcode == opcode) for opcode in (Opcode.SEND, Opcode.COMBINE))
+        sends, combines = (rows[np.argsort(self.move[rows], kind="stable")] for rows in kinds)
+        begins = np.zeros(len(batches), int)  # the messages of a round are one batch
+        begins[batch[self.move[sends]]] = 1
+        sent, combined = (np.cumsum(begins)[batch[self.move[rows]]] for rows in (sends, combines))
+        dst, src = self.dst[self.dst_ptr[sends]], self.src[self.src_ptr[sends]]
+        sends = sends[np.lexsort((dst % p, src % p, sent))]  # `sent` itself is in this order
+        for number in range(1 + int(begins.sum())):
+            yield sends[sent == number].tolist(), combines[combined == number].tolist()
+
     def _message_edges(self) -> tuple[np.ndarray, np.ndarray]:
         """(instruction, one of another host that it comes after) by messages.
 

@@ -24,7 +24,7 @@ from .happens_before import HappensBefore, concat_ranges
 from .instructions import Opcode
 from .streams import MESSAGES, Streams
 
-__all__ = ["verify", "wrong_parts"]
+__all__ = ["verify"]
 
 
 def verify(streams: Streams, executions: int = 2) -> np.ndarray:
@@ -277,23 +277,15 @@ def _check_values(streams: Streams) -> np.ndarray:
 
 def _check_parts(streams: Streams, machine: SymbolicExecutor, batch: Batch, instruction: np.ndarray) -> None:
     """Refuse instructions whose parts are not those of the chunks that they read."""
-    row, place = wrong_parts(machine, batch, streams.part[instruction], streams.part_step[instruction])
-    if row >= 0:
-        i = int(instruction[row])
+    row, within = chunks_of_runs(batch.count)
+    place = batch.src[row, 0] + within * machine.collective.nranks
+    held = machine.holds[place]
+    part = streams.part[instruction][row] + within * streams.part_step[instruction][row]
+    wrong = (held >= 0) & (machine.expressions.parts(np.maximum(held, 0)) != part)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        i = int(instruction[row[at]])
         raise ScheduleError(
             f"wrong element range in {streams.schedule.collective}: {streams.describe(i)} names part {streams.part[i]} of a "
-            f"block, and {streams.schedule.places.place(place)} holds another part.", streams.source(i),
+            f"block, and {streams.schedule.places.place(place[at])} holds another part.", streams.source(i),
         )  # fmt: skip
-
-
-# ---------------------------------------------------------------- checks that messages share
-
-
-def wrong_parts(machine: SymbolicExecutor, batch: Batch, part: np.ndarray, step: np.ndarray) -> tuple[int, int]:
-    """The first (row, source place) whose chunk is of another part than its run names, or (-1, -1)."""
-    row, within = chunks_of_runs(batch.count)
-    src = batch.src[row, 0] + within * machine.collective.nranks
-    held = machine.holds[src]
-    wrong = (held >= 0) & (machine.expressions.parts(np.maximum(held, 0)) != part[row] + within * step[row])
-    at = int(np.argmax(wrong))
-    return (int(row[at]), int(src[at])) if wrong.any() else (-1, -1)

@@ -1,7 +1,7 @@
 """A transport for the tests: ranks are threads of one process, which exchange messages through queues.
 
-It has no memory that ranks share, and executes `Schedule.messages()` round by round: what a transport such as MPI will
-do. That it passes the table of collectives shows that the seam, `runtime/transport.py`, is enough to add one.
+It has no memory that ranks share, and executes the streams of `Schedule.messages()`: what a transport such as NCCL
+does. That it passes the table of collectives shows that the seam, `runtime/transport.py`, is enough to add one.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from funccoll.runtime.transport import FunctionExecutable, Transport
 from funccoll.schedules.chunk_layout import ChunkLayout, FlatBuffers
 from funccoll.schedules.reference_memory import reference_memory
 from funccoll.schedules.schedule import Schedule, build
+from funccoll.schedules.streams.instructions import Opcode
 
 PATIENCE = 120.0
 """Seconds until a rank gives up: a watchdog, not an expectation."""
@@ -75,59 +76,55 @@ class Rounds:
     """One collective's messages, as a rank of its group executes them."""
 
     def __init__(self, schedule: Schedule, members: Sequence[int], transport: ThreadTransport):
-        self.messages = schedule.messages().verify()
+        self.streams = schedule.messages().verify()
         self.members, self.transport = members, transport
         self.rank = members.index(transport.rank)
-        self.sends, self.receives = (self._rows(side) for side in (self.messages.sends, self.messages.receives))
-        self.combines = self._rows(self.messages.combines)
-
-    def _rows(self, columns: Any) -> dict[int, list[int]]:
-        rows: dict[int, list[int]] = defaultdict(list)
-        for i in np.flatnonzero(columns.rank == self.rank).tolist():
-            rows[int(columns.round[i])].append(i)
-        return rows
 
     def run(self, block: np.ndarray, op: str, dim: int = 0, concat_dim: int = 0) -> np.ndarray | None:
         """This rank's output, None where it has none."""
-        collective = self.messages.schedule.collective
+        streams, collective = self.streams, self.streams.schedule.collective
         layout = ChunkLayout.of(collective, block.shape, block.dtype.itemsize, dim, concat_dim)
-        places = FlatBuffers(layout, self.messages.places.scratch_chunks)
+        places = FlatBuffers(layout, streams.schedule.scratch_chunks)
         p = collective.nranks
         memory = reference_memory(p * places.rank_size, block.dtype, op, p)  # of which only this rank's part is used
         start = places.of_rank(self.rank).start
         memory.store_input(start, block)
-        self._combine(0, memory, places)
-        for number in range(1, self.messages.nrounds + 1):
-            for i in self.sends[number]:
-                value = memory.combine([memory.read(self._place(self.messages.sends, i, places))])  # a copy
-                self._queue(self.rank, int(self.messages.sends.peer[i])).put(value)
-                self.transport.sent += 1
-            for i in self.receives[number]:
-                value = self._queue(int(self.messages.receives.peer[i]), self.rank).get(timeout=PATIENCE)
-                if isinstance(value, BaseException):
-                    raise RuntimeError("another rank has failed") from value
-                memory.write(self._place(self.messages.receives, i, places), value)
-            self._combine(number, memory, places)
+        for i in range(*streams.start[self.rank : self.rank + 2].tolist()):
+            match streams.opcode[i]:
+                case Opcode.POST:  # all that is sent, before a receive waits
+                    for message in streams.posted(i):
+                        self._send(message, memory, places)
+                case Opcode.RECEIVE:
+                    (into,), (source,) = streams.operands(i)
+                    value = self._queue(source % p, self.rank).get(timeout=PATIENCE)
+                    if isinstance(value, BaseException):
+                        raise RuntimeError("another rank has failed") from value
+                    memory.write(self._place(i, into, places), value)
+                case Opcode.COMBINE:
+                    destinations, sources = streams.operands(i)
+                    value = memory.combine([memory.read(self._place(i, code, places)) for code in sources])
+                    for code in destinations:
+                        memory.write(self._place(i, code, places), value)
         if not collective.has_output(self.rank):
             return None
         begin = start + layout.input.size
         shape = ChunkLayout.output_shape(collective, block.shape, dim, concat_dim)
         return memory.read_output(begin, begin + math.prod(shape)).reshape(shape)
 
+    def _send(self, i: int, memory: Any, places: FlatBuffers) -> None:
+        if self.streams.opcode[i] != Opcode.SEND:
+            return
+        (into,), (source,) = self.streams.operands(i)
+        value = memory.combine([memory.read(self._place(i, source, places))])  # a copy
+        self._queue(self.rank, into % len(self.members)).put(value)
+        self.transport.sent += 1
+
     def _queue(self, source: int, destination: int) -> queue.Queue:
         return self.transport.queues[self.members[source], self.members[destination]]
 
-    def _place(self, side: Any, i: int, places: FlatBuffers) -> Any:
-        return places.index(int(side.place[i]), int(side.count[i]), int(side.part[i]), int(side.part_step[i]))
-
-    def _combine(self, number: int, memory: Any, places: FlatBuffers) -> None:
-        c = self.messages.combines
-        for i in self.combines[number]:
-            run = int(c.count[i]), int(c.part[i]), int(c.part_step[i])
-            sources = c.src[c.src_ptr[i] : c.src_ptr[i + 1]].tolist()
-            value = memory.combine([memory.read(places.index(code, *run)) for code in sources])
-            for code in c.dst[c.dst_ptr[i] : c.dst_ptr[i + 1]].tolist():
-                memory.write(places.index(code, *run), value)
+    def _place(self, i: int, code: int, places: FlatBuffers) -> Any:
+        streams = self.streams
+        return places.index(code, int(streams.count[i]), int(streams.part[i]), int(streams.part_step[i]))
 
 
 def in_threads(axes: dict[str, int], function: Callable[[Mesh], Any]) -> list[Any]:

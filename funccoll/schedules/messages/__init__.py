@@ -1,1 +1,0 @@
-"""Schedules as rounds of nonblocking sends and receives."""
