@@ -6,13 +6,12 @@ import collections
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from funccoll.kernels.frame import LINE_HEAD_BYTES
 from funccoll.schedules.streams.instructions import Instruction, Opcode, disassemble
 
 LINE = 64
 """Bytes of a cache line."""
-CELL_HEAD_BYTES = 32
-"""As in `funccoll.kernels.frame`, which other checkouts do not have."""
+LINE_HEAD_BYTES = CELL_HEAD_BYTES = 32
+"""As in `funccoll.kernels.frame`, where other checkouts have other names."""
 
 
 def plan_facts(groups: Sequence[Any]) -> dict[str, Any]:

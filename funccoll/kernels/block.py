@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from ..schedules.streams.instructions import MEMORY_OPERAND, MEMORY_OPERAND_BYTES, Opcode
-from .frame import ADDRESSES, ENDED, FAILED, FINISHED, FRAME_WORDS, LABEL, PEER, REPORT, SHARED_WORK, STATUS, TASK
+from .frame import FAILED, FINISHED, FRAME, SHARED_WORK, WORD
 
 __all__ = ["MAX_OPERANDS", "MOVED_AS", "SHARED_WORDS", "THREADS", "VECTOR_BYTES", "combine_rows", "copy_range", "copy_rows",
            "find_operands", "fold", "lane_count", "run"]  # fmt: skip
@@ -41,7 +41,7 @@ _IN_FLIGHT = 4  # loads of a thread from one source before the first of them is 
 _LANES = 16  # the most elements that a thread keeps in registers
 SHARED_WORDS = 1024
 """int64 words that the threads of a block share: the frame, then an address and a stride for each operand."""
-MAX_OPERANDS = (SHARED_WORDS - FRAME_WORDS) // 2
+MAX_OPERANDS = (SHARED_WORDS - WORD.size) // 2
 """The most destinations and sources of one instruction, together."""
 
 
@@ -51,40 +51,40 @@ def lane_count(itemsize: int) -> int:
     return each * max(1, min(_IN_FLIGHT, _LANES // each))
 
 
-MOVED_AS = {"BYTE": np.uint8, "WORD": np.uint32}
+MOVED_AS = {"UINT8": np.uint8, "UINT32": np.uint32}
 """The types of elements that `copy_range` moves, by their free names."""
 _COPIED = 4 * lane_count(4)  # bytes that a thread copies at once, as words
 
 
 def run(frames: Any) -> None:
     """Execute the plan of this block, whose frame is one of those that begin at `frames`; an early end is reported."""
-    own, frame, thread = frames + 8 * FRAME_WORDS * block_number(), shared_words(), thread_number()
-    operands = frame + 8 * FRAME_WORDS
-    for i in range(thread, FRAME_WORDS, thread_count()):
+    own, frame, thread = frames + FRAME.size * block_number(), shared_words(), thread_number()
+    operands = frame + FRAME.size
+    for i in range(thread, WORD.size, thread_count()):
         store(frame + 8 * i, load(own + 8 * i))
     barrier()
-    begins = thread != 0 or load_acquire(load(frame + 8 * ENDED)) == 0
+    begins = thread != 0 or load_acquire(load(frame + FRAME.ended)) == 0
     while True:
         if thread == 0:
-            store(frame + 8 * STATUS, interpret(frame) if begins else FAILED)
+            store(frame + FRAME.status, interpret(frame) if begins else FAILED)
         barrier()
-        if load(frame + 8 * STATUS) != SHARED_WORK:
+        if load(frame + FRAME.status) != SHARED_WORK:
             break
-        task = load(frame + 8 * TASK)
-        find_operands(task, load(frame + 8 * ADDRESSES), operands)
+        task = load(frame + FRAME.task)
+        find_operands(task, load(frame + FRAME.addresses), operands)
         barrier()
         if load(task) == COPY.opcode:
             copy_rows(task, operands)
         else:
             combine_rows(task, operands)
         barrier()
-    if thread == 0 and load(frame + 8 * STATUS) != FINISHED:
-        report = load(frame + 8 * REPORT)
+    if thread == 0 and load(frame + FRAME.status) != FINISHED:
+        report = load(frame + FRAME.report)
         if load_acquire_sys(report) == 0:
-            label = load(frame + 8 * LABEL) + 256 * load(frame + 8 * PEER)
-            store_release_sys(report, label + load(frame + 8 * STATUS))
-        store_release(load(frame + 8 * ENDED), 1)  # after the report: blocks that it stops have nothing to tell
-    for i in range(thread, FRAME_WORDS, thread_count()):
+            label = load(frame + FRAME.label) + 256 * load(frame + FRAME.peer)
+            store_release_sys(report, label + load(frame + FRAME.status))
+        store_release(load(frame + FRAME.ended), 1)  # after the report: blocks that it stops have nothing to tell
+    for i in range(thread, WORD.size, thread_count()):
         store(own + 8 * i, load(frame + 8 * i))
 
 
@@ -127,23 +127,23 @@ def copy_range(to: Any, source: Any, nbytes: Any) -> None:
     if skew == 0:
         head = min((16 - (to & 15)) & 15, nbytes)
         for i in range(first, head, step):
-            store_element(to + i, load_element(source + i, BYTE))
+            store_element(to + i, load_element(source + i, UINT8))
         stride = 16 * step
         rows = (nbytes - head) // (_COPIED * step)
         for row in range(rows):
             at = head + _COPIED * step * row + 16 * first
-            store_lanes(to + at, stride, load_lanes(source + at, stride, WORD))
+            store_lanes(to + at, stride, load_lanes(source + at, stride, UINT32))
         done = head + _COPIED * step * rows
         vectors = (nbytes - done) // 16
         for i in range(first, vectors, step):
-            store_lanes(to + done + 16 * i, 16, load_lanes(source + done + 16 * i, 16, BYTE))
+            store_lanes(to + done + 16 * i, 16, load_lanes(source + done + 16 * i, 16, UINT8))
         done += 16 * vectors
     elif skew & 3 == 0 and to & 3 == 0:
         for i in range(first, nbytes // 4, step):
-            store_element(to + 4 * i, load_element(source + 4 * i, WORD))
+            store_element(to + 4 * i, load_element(source + 4 * i, UINT32))
         done = nbytes // 4 * 4
     for i in range(done + first, nbytes, step):
-        store_element(to + i, load_element(source + i, BYTE))
+        store_element(to + i, load_element(source + i, UINT8))
 
 
 def fold(operands: Any, ndst: Any, nsrc: Any, row: Any, count: Any, divisor: Any) -> None:

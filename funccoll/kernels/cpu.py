@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from . import stream_interpreter
-from .frame import IGNORED, STATUS
+from .frame import FRAME
 from .object_cache import address_of, builtin_of
 from .variants import variant
 
@@ -21,7 +21,7 @@ _OPERATIONS = (
     "data_of", "dtype_of", "size_of", "is_contiguous", "references_to", "non_temporal_copy", "fence", "begin_message",
     "test_message",
 )  # fmt: skip
-assert IGNORED == STATUS + 2, "builtin_of expects it there"
+assert FRAME.ignored == FRAME.status + 16, "builtin_of expects it there"
 _CLOCKS = ("thread_ns",)
 """Those that only the variant which records has."""
 
@@ -66,7 +66,7 @@ def _interpreter(records: bool) -> _MethodDef:
         made = variant(stream_interpreter.interpret, name, RECORDS=records, **parts, **names)
         return made, types.int64(types.int64)
 
-    address = builtin_of(name, build, 8 * STATUS)
+    address = builtin_of(name, build, FRAME.status)
     text = b"Run a plan from the PC in its frame; returns the status."
     _DEFINITIONS.append(_MethodDef(name.encode(), address, _METH_NOARGS, text))
     return _DEFINITIONS[-1]

@@ -11,21 +11,7 @@ from typing import Any
 
 from numba import njit, types
 
-from .frame import (
-    ACCUMULATOR,
-    IOVECS,
-    OPERANDS,
-    OWNER,
-    OWNER_BITS,
-    PEER,
-    PEER_BYTES,
-    PEER_COOKIE,
-    PEER_COOKIE_ADDRESS,
-    PEER_PID,
-    PEERS,
-    PIECES,
-    PIECES_BYTES,
-)
+from .frame import FRAME, OWNER_BITS, PEER, PIECES_BYTES
 from .intrinsics import call, load, store
 
 __all__ = ["can_be_read", "combine_pieces", "read_directly"]
@@ -42,9 +28,8 @@ _LINE = 64
 def read_directly(frame: Any, to: Any, source: Any, nbytes: Any) -> Any:
     """Copy from a peer's private memory; returns 0, or an error number. PEER is then its rank."""
     rank = (source >> OWNER_BITS) - 1
-    peer, source = load(frame + 8 * PEERS) + PEER_BYTES * rank, source & _ADDRESS
-    mine = frame + 8 * IOVECS
-    theirs, cookie = mine + 32, mine + 64
+    peer, source = load(frame + FRAME.peers) + PEER.size * rank, source & _ADDRESS
+    mine, theirs, cookie = frame + FRAME.read_to, frame + FRAME.read_from, frame + FRAME.read_cookie
     while nbytes > 0:
         count = min(nbytes, _MOST)
         store(mine, to)
@@ -53,18 +38,18 @@ def read_directly(frame: Any, to: Any, source: Any, nbytes: Any) -> Any:
         store(mine + 24, 8)
         store(theirs, source)
         store(theirs + 8, count)
-        store(theirs + 16, load(peer + PEER_COOKIE_ADDRESS))
+        store(theirs + 16, load(peer + PEER.cookie_address))
         store(theirs + 24, 8)
-        done = _readv(load(peer + PEER_PID), mine, 2, theirs, 2, 0)
+        done = _readv(load(peer + PEER.pid), mine, 2, theirs, 2, 0)
         error = 0
         if done < 0:
             error = load(_errno()) & 0xFFFFFFFF
         elif done != count + 8:  # a part of it was not there
             error = EFAULT
-        elif load(cookie) != load(peer + PEER_COOKIE):
+        elif load(cookie) != load(peer + PEER.cookie):
             error = ESTALE
         if error != 0:
-            store(frame + 8 * PEER, rank)
+            store(frame + FRAME.peer, rank)
             return error
         to += count
         source += count
@@ -78,7 +63,7 @@ def can_be_read(frame: Any, data: Any) -> Any:
 
     Not memory of devices, and not what the system does not keep in pages.
     """
-    return data >> OWNER_BITS == 0 and read_directly(frame, frame + 8 * (IOVECS + 9), data + load(frame + 8 * OWNER), 1) == 0
+    return data >> OWNER_BITS == 0 and read_directly(frame, frame + FRAME.read_byte, data + load(frame + FRAME.owner), 1) == 0
 
 
 @njit
@@ -87,7 +72,7 @@ def combine_pieces(frame: Any, function: Any, ndst: Any, nsrc: Any, count: Any, 
 
     Every element is combined as in one call. Returns 0, or an error number.
     """
-    operands, pieces, accumulator = load(frame + 8 * OPERANDS), load(frame + 8 * PIECES), load(frame + 8 * ACCUMULATOR)
+    operands, pieces, accumulator = load(frame + FRAME.operands), load(frame + FRAME.pieces), load(frame + FRAME.accumulator)
     direct, places = 0, operands + 8 * (ndst + nsrc)
     for j in range(ndst, ndst + nsrc):
         direct += load(operands + 8 * j) >> OWNER_BITS != 0

@@ -1,193 +1,227 @@
 """The frame: an array of int64 words in which a call of the stream interpreter finds everything that it needs besides its code.
 
-The names below are the numbers of words. Addresses are plain integers.
+Each record of words is a class below: its fields in the order of memory, each of one word or of several, with their
+documentation. Kernels address a field by its offset in bytes (`FRAME.pc`, `LINE.call`), Python a word of a frame by its number
+(`frame[WORD.pc]`); `print(WORD)` shows all numbers. Numba takes both as constants. Addresses are plain integers.
 """
 
 from __future__ import annotations
 
+from collections import namedtuple
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeVar
+
 __all__ = [
-    "ACCUMULATOR",
-    "ACCUMULATOR_BYTES",
-    "ADDRESSES",
-    "ARGUMENTS",
-    "BASES",
-    "BLOCK_BYTES",
-    "BUDGET_SPENT",
-    "CELL_EVENTS",
-    "CELL_HEAD_BYTES",
-    "CELL_HISTORY",
-    "CELL_NUMBER",
-    "CELL_TEXT",
-    "CLOCK",
-    "CODE",
-    "COMMUNICATOR",
-    "CONTENTION",
-    "ENDED",
-    "FAILED",
-    "FAILURE",
-    "FAULT_PC",
-    "FINISHED",
-    "FLAG",
-    "FLOORS",
-    "FRAME_WORDS",
-    "HEAP",
-    "HEAP_BYTES",
-    "HISTORIES",
-    "IGNORED",
-    "INSTRUCTION_BUDGET",
-    "IOVECS",
-    "IRECV",
-    "ISEND",
-    "LABEL",
-    "LIBRARY",
-    "LIBRARY_ERROR",
-    "LIBRARY_WORDS",
-    "LINE_BYTES",
-    "LINE_CALL",
-    "LINE_HASH",
-    "LINE_HEAD_BYTES",
-    "LINE_TABLE",
-    "MESSAGES",
-    "MESSAGE_BYTES",
-    "MESSAGE_COUNT",
-    "MESSAGE_FAULT",
-    "MESSAGE_FUNCTION",
-    "MESSAGE_HASH",
-    "MESSAGE_OFFSET",
-    "MESSAGE_PEER",
-    "MESSAGE_REACHED",
-    "MESSAGE_SLOT",
-    "MESSAGE_STATUS",
-    "MESSAGE_TRIES",
-    "MESSAGE_TYPE",
-    "MISMATCH",
-    "NDARRAY",
-    "NEEDS_FALLBACK",
-    "OPERANDS",
-    "OWNER",
-    "OWNER_BITS",
-    "PATIENCE",
-    "PC",
-    "PEER",
-    "PEERS",
-    "PEER_BYTES",
-    "PEER_COOKIE",
-    "PEER_COOKIE_ADDRESS",
-    "PEER_PID",
-    "PIECES",
-    "PIECES_BYTES",
-    "READING",
-    "READ_ERROR",
-    "READ_FAULT",
-    "RECORD_DECISIONS",
-    "RECORD_EVENTS",
-    "RECORD_HISTORY",
-    "RECORD_TEXT",
-    "REPEATS",
-    "REPORT",
-    "REQUESTS",
-    "REQUEST_BYTES",
-    "RESULTS",
-    "ROW",
-    "ROWS_END",
-    "ROWS_FULL",
-    "ROW_BYTES",
-    "ROW_DETAIL",
-    "ROW_END",
-    "ROW_LABEL",
-    "ROW_START",
-    "SHARED_WORK",
-    "SPINS",
-    "STATUS",
-    "TAG_MASK",
-    "TASK",
-    "TEST",
-    "UNSHARED_REFCOUNT",
-    "WAITING",
-    "YIELDS",
+    "ACCUMULATOR_BYTES", "BLOCK_BYTES", "BUDGET_SPENT", "CELL", "FAILED", "FINISHED", "FRAME", "LIBRARY", "LIBRARY_WORD",
+    "LINE", "LINE_BYTES", "MESSAGE", "MESSAGE_FAULT", "MISMATCH", "NEEDS_FALLBACK", "OWNER_BITS", "PEER", "PIECES_BYTES",
+    "READ_FAULT", "RECORD", "ROW", "ROWS_FULL", "SHARED_WORK", "WAITING", "WORD",
+    "CellHead", "FrameRecord", "LibraryRecord", "LineHead", "MessageRow", "PeerRow", "RecordHead", "RecordedRow",
 ]  # fmt: skip
 
-# Addresses: the heap (and its bytes), the code, the table of addresses, the communicators' bases and their histories, a
-# buffer for the addresses of one combine's operands and one for its sums, and the word that is not 0 when a rank has failed.
-HEAP, HEAP_BYTES, CODE, ADDRESSES, BASES, HISTORIES, OPERANDS, ACCUMULATOR, FAILURE = range(9)
-# Arguments of a call: two tables of addresses of array objects, the address of their type, and the most references to a
-# result that may be written.
-ARGUMENTS, RESULTS, NDARRAY, UNSHARED_REFCOUNT = range(9, 13)
-# The instruction to go on with, and the rank that it waits for; the tries with a pause, then those that yield the core, and the
-# nanoseconds that it waits with these and with sleeping; the address of two words (how many of the next waits sleep at once,
-# and how many it was the last time that another process took the core); and two words for the time.
-PC, PEER, SPINS, YIELDS, PATIENCE, CONTENTION, CLOCK = range(13, 20)
-# The number of instructions that may run (-1: any), and the number of executions of the code (0 means one, too).
-INSTRUCTION_BUDGET, REPEATS = range(21, 23)
-# The return value; the instruction that needs a fallback; and a word for the exception pointer of Numba's calling convention.
-STATUS, FAULT_PC, IGNORED = range(23, 26)
-# Of a GPU's block: the address of a word that is not 0 when a block of this or an earlier launch has ended before it was
-# finished, so that no other begins; that of a word which the host reads, and in which the first such block reports
-# LABEL + 256 * PEER + STATUS; and the label.
-ENDED, REPORT, LABEL = range(26, 29)
-# Of the variant that records: the addresses of the next row and behind the last one, and what is added to a row's place.
-ROW, ROWS_END, ROW_LABEL = range(29, 32)
-# Between hosts: the addresses of the plan's table of messages, of their requests, and of a table about the message-passing
-# library; its error code, when it gives one; how often a message is tested before the core is yielded; and the number of the
-# message that is waited for.
-MESSAGES, REQUESTS, LIBRARY, LIBRARY_ERROR, MESSAGE_TRIES, MESSAGE_REACHED = range(32, 38)
-# Where peers read private arguments (see OWNER_BITS): what is added to the address of one that this rank publishes; the
-# addresses of the table of peers and of a buffer for pieces of what is combined; the error number of a read that failed; and
-# room for the vectors of one read and its cookie.
-OWNER, PEERS, PIECES, READ_ERROR, IOVECS = range(38, 43)
-# The address of a table with, by communicator, a count that the counters of all its ranks have reached.
-FLOORS = 52
-# The address of the heap's read-only mapping, in which arguments may be.
-READING = 53
-# Of a GPU's block: the address of the instruction that its threads execute together.
-TASK = 54
-FRAME_WORDS = 55
+_Record = TypeVar("_Record")
+
+
+class _Field(NamedTuple):
+    documentation: str
+    words: int
+
+
+def word(documentation: str, words: int = 1) -> Any:
+    """A field of a record, which begins where the one above it ends. (What `layout` returns has an int there.)"""
+    return _Field(documentation, words)
+
+
+def layout(record: type[_Record], unit: int = 8) -> _Record:
+    """The place of each field of a record, in bytes, or with a unit of 1 in words. The last field has no words: the size.
+
+    It is a named tuple, which Numba knows. (The classes themselves as those of `typing` would take each process 5 ms to make.)
+    """
+    fields = {name: field for name, field in vars(record).items() if isinstance(field, _Field)}
+    begins = [0, *accumulate(field.words for field in fields.values())][:-1]
+    made: Any = namedtuple(record.__name__, fields)
+    return made(*(unit * begin for begin in begins))
+
+
+class FrameRecord:
+    """The frame of a call."""
+
+    heap: int = word("The address of the heap.")
+    heap_bytes: int = word("Its bytes.")
+    code: int = word("The address of the plan's code.")
+    addresses: int = word("The address of the table of addresses, whose entries are slots.")
+    bases: int = word("The address of the table of the communicators' bases.")
+    histories: int = word("The address of the table of their histories.")
+    operands: int = word("The address of a buffer for the addresses of one combine's operands.")
+    accumulator: int = word("The address of a buffer for its sums, of ACCUMULATOR_BYTES.")
+    failure: int = word("The address of the word that is not 0 when a rank has failed.")
+
+    arguments: int = word("Of a call: the address of a table of the addresses of its arguments, which are array objects.")
+    results: int = word("The address of such a table of its results.")
+    ndarray: int = word("The address of the type of both.")
+    unshared_refcount: int = word("The most references to a result that may be written.")
+
+    pc: int = word("The instruction to go on with: an index in the code.")
+    peer: int = word("The rank that it waits for.")
+    spins: int = word("Tries of a wait with a pause.")
+    yields: int = word("Tries after them that yield the core.")
+    patience: int = word("The nanoseconds that it waits with these and with sleeping.")
+    contention: int = word(
+        "The address of two words: how many of the next waits sleep at once, and how many it was the last time that another "
+        "process took the core."
+    )
+    clock: int = word("Room for a time, as `clock_gettime` writes it.", 2)
+
+    instruction_budget: int = word("The number of instructions that may run; -1: any.")
+    repeats: int = word("The number of executions of the code; 0 means one, too.")
+
+    status: int = word("The return value.")
+    fault_pc: int = word("The instruction that needs a fallback.")
+    ignored: int = word("Room for the exception pointer of Numba's calling convention.")
+
+    ended: int = word(
+        "Of a GPU's block: the address of a word that is not 0 when a block of this or an earlier launch has ended before it "
+        "was finished, so that no other begins."
+    )
+    report: int = word(
+        "The address of a word which the host reads. There the first such block reports label + 256 * peer + status."
+    )
+    label: int = word("The label.")
+
+    row: int = word("Of the variant that records: the address of the next row.")
+    rows_end: int = word("The address behind the last row.")
+    row_label: int = word("What is added to a row's place.")
+
+    messages: int = word("Between hosts: the address of the plan's table of messages, rows of `MESSAGE`.")
+    requests: int = word("The address of their requests.")
+    library: int = word("The address of a table about the message-passing library: `LIBRARY`.")
+    library_error: int = word("Its error code, when it gives one.")
+    message_tries: int = word("How often a message is tested before the core is yielded.")
+    message_reached: int = word("The number of the message that is waited for.")
+
+    owner: int = word("What is added to the address of a private argument that this rank publishes: see OWNER_BITS.")
+    peers: int = word("The address of the table of peers, rows of `PEER`.")
+    pieces: int = word("The address of a buffer for pieces of what is combined, of PIECES_BYTES.")
+    read_error: int = word("The error number of a read that failed.")
+    read_to: int = word("Room for the two vectors of a direct read: where it writes, and how many bytes.", 4)
+    read_from: int = word("Room for the two vectors of what it reads.", 4)
+    read_cookie: int = word("Room for the cookie that it reads.")
+    read_byte: int = word("Room for the byte that it reads to try whether it can.")
+
+    floors: int = word("The address of a table with, by communicator, a count that the counters of all its ranks have reached.")
+    reading: int = word("The address of the heap's read-only mapping, in which arguments may be.")
+    task: int = word("Of a GPU's block: the address of the instruction that its threads execute together.")
+    size: int = word("The size of a frame.", 0)
+
+
+FRAME, WORD = layout(FrameRecord), layout(FrameRecord, unit=1)
 
 FINISHED, WAITING, FAILED, MISMATCH, NEEDS_FALLBACK, BUDGET_SPENT, ROWS_FULL, MESSAGE_FAULT, READ_FAULT, SHARED_WORK = range(10)
 """Statuses of `interpret`: everything is done; still waiting, call again; the failure word is set; a peer runs something
-else; the BIND_ARG at FAULT_PC cannot be done natively, because an argument is not a C-contiguous array or has no staging
+else; the BIND_ARG at `fault_pc` cannot be done natively, because an argument is not a C-contiguous array or has no staging
 buffer yet, or cannot be read by peers, or a result is in use; the budget of instructions is spent, call again; there is no row
-left, call again with more; a message from or to PEER cannot be passed, by LIBRARY_ERROR; memory of PEER cannot be read, by
-READ_ERROR; the threads of a GPU's block are to execute the instruction at TASK, then call again."""
+left, call again with more; a message from or to `peer` cannot be passed, by `library_error`; memory of `peer` cannot be read,
+by `read_error`; the threads of a GPU's block are to execute the instruction at `task`, then call again."""
 
 OWNER_BITS = 48
 """Bits of an address. Above them stands, for memory that only its owner can address, 1 + the owner's rank: such an address is
 published as it is, and a peer has the system read what is there. (Linux gives no process addresses of more than 47 bits unless
 it asks for them by name; an argument that has one is copied.)"""
-PEER_PID, PEER_COOKIE_ADDRESS, PEER_COOKIE, PEER_BYTES = 0, 8, 16, 32
-"""Offsets in a row of the table of peers, one for each rank: its process, and where that has which number that no other has."""
 PIECES_BYTES = 1 << 17
 """Bytes of the buffer for pieces: they stay in the second level of cache."""
-
-MESSAGE_FUNCTION, MESSAGE_SLOT, MESSAGE_OFFSET, MESSAGE_COUNT, MESSAGE_TYPE, MESSAGE_PEER, MESSAGE_HASH = range(0, 56, 8)
-MESSAGE_BYTES = 64
-"""Offsets in a row of the table of messages: ISEND or IRECV; the slot of its buffer's address, and the offset there; count and
-handle of its datatype; the rank at the other end; and a hash, of which its tag is made."""
-IRECV, ISEND, TEST, COMMUNICATOR, REQUEST_BYTES, TAG_MASK, FLAG, MESSAGE_STATUS = range(8)
-"""Words of the table about the message-passing library: addresses of MPI_Irecv, MPI_Isend and MPI_Test, the handle of its
-communicator, the bytes of a request's handle, the bits that a tag may have, a word for the flag of MPI_Test; from the last one
-on there is room for a status."""
-LIBRARY_WORDS = MESSAGE_STATUS + 8
-
-ROW_START, ROW_END, ROW_DETAIL, ROW_BYTES = 8, 16, 24, 32
-"""Offsets in the row that an executed instruction leaves: it begins with ROW_LABEL + the PC. Then come start and end in
-nanoseconds of CLOCK_MONOTONIC (the end is 0 while it runs), and a detail: of a WAIT the counter's value that it waits for, of a
-SIGNAL the value that it sets, of others the nanoseconds in which this thread did not have a processor, if it took long."""
-
-LINE_BYTES = 128
-"""Bytes of a control line: two cache lines, which processors fetch in pairs."""
-LINE_CALL, LINE_HASH, LINE_TABLE, LINE_HEAD_BYTES = 8, 16, 24, 32
-"""Offsets in a control line, which begins with a counter: the call's number, its hash (with the rank's history, which changes
-with each eager collective, with each exception that leaves a program after a collective, and with each decision that encloses
-one), and the offset of its addresses, which follow here when they fit: few of them are in the first cache line, the only one
-that crosses between cores."""
-CELL_NUMBER, CELL_HISTORY, CELL_TEXT, CELL_EVENTS, CELL_HEAD_BYTES = 0, 8, 16, 24, 32
-"""Offsets in a cell: the number of the eager collective that published it, and minus that while it does; the rank's history,
-that collective included; the offset of its description; its RECORD_EVENTS, for errors; and behind them the arrays."""
-RECORD_TEXT, RECORD_HISTORY, RECORD_EVENTS, RECORD_DECISIONS = 0, 8, 16, 24
-"""Offsets in a rank's record, a line of its own that peers read only for errors: that of the call's description, the history, a
-hash of the exceptions in it with the number of its decisions, and the offset of their log (`runtime.shm.decision_log`)."""
-
 BLOCK_BYTES = 1 << 13
 ACCUMULATOR_BYTES = 3 * BLOCK_BYTES
 """Bytes of a combine's accumulator: a block of sums in the wide type, and one of results."""
+LINE_BYTES = 128
+"""Bytes of a control line: two cache lines, which processors fetch in pairs."""
+
+
+class PeerRow:
+    """A row of the table of peers, one for each rank."""
+
+    pid: int = word("Its process.")
+    cookie_address: int = word("Where that has a number which no other process has.")
+    cookie: int = word("The number.")
+    unused: int = word("Nothing.")
+    size: int = word("The size of a row.", 0)
+
+
+class MessageRow:
+    """A row of the table of messages."""
+
+    function: int = word("The function that begins it: `LIBRARY_WORD.isend` or `LIBRARY_WORD.irecv`.")
+    slot: int = word("The slot of its buffer's address.")
+    offset: int = word("The offset there.")
+    datatypes: int = word("How many of its datatype it has.")
+    datatype: int = word("The handle of that.")
+    peer: int = word("The rank at the other end.")
+    hash: int = word("A hash, of which its tag is made.")
+    unused: int = word("Nothing.")
+    size: int = word("The size of a row.", 0)
+
+
+class LibraryRecord:
+    """The table about the message-passing library."""
+
+    irecv: int = word("The address of MPI_Irecv.")
+    isend: int = word("The address of MPI_Isend.")
+    test: int = word("The address of MPI_Test.")
+    communicator: int = word("The handle of its communicator.")
+    request_bytes: int = word("The bytes of a request's handle.")
+    tag_mask: int = word("The bits that a tag may have.")
+    flag: int = word("Room for the flag of MPI_Test.")
+    status: int = word("Room for a status.", 8)
+    size: int = word("The size of the table.", 0)
+
+
+class RecordedRow:
+    """The row that an executed instruction leaves."""
+
+    place: int = word("`row_label` + the PC.")
+    start: int = word("Its start, in nanoseconds of CLOCK_MONOTONIC.")
+    end: int = word("Its end, 0 while it runs.")
+    detail: int = word(
+        "Of a WAIT the counter's value that it waits for, of a SIGNAL the value that it sets, of others the nanoseconds in "
+        "which this thread did not have a processor, if it took long."
+    )
+    size: int = word("The size of a row.", 0)
+
+
+class LineHead:
+    """The beginning of a control line, of LINE_BYTES."""
+
+    counter: int = word("The counter.")
+    call: int = word("The call's number.")
+    hash: int = word(
+        "Its hash with the rank's history, which changes with each eager collective, with each exception that leaves a program "
+        "after a collective, and with each decision that encloses one."
+    )
+    table: int = word("The offset of its addresses.")
+    size: int = word(
+        "Where the addresses follow when they fit: few of them are in the first cache line, the only one that crosses between "
+        "cores.", 0
+    )  # fmt: skip
+
+
+class CellHead:
+    """The beginning of a cell."""
+
+    number: int = word("The number of the eager collective that published it, and minus that while it does.")
+    history: int = word("The rank's history, that collective included.")
+    text: int = word("The offset of its description.")
+    events: int = word("The `events` of the rank's record, for errors.")
+    size: int = word("Where the arrays follow.", 0)
+
+
+class RecordHead:
+    """A rank's record: a control line of its own that peers read only for errors."""
+
+    text: int = word("The offset of the call's description.")
+    history: int = word("The history.")
+    events: int = word("A hash of the exceptions in it with the number of its decisions.")
+    decisions: int = word("The offset of their log (`runtime.shm.decision_log`).")
+    size: int = word("The size of what is used of the line.", 0)
+
+
+LIBRARY, LIBRARY_WORD = layout(LibraryRecord), layout(LibraryRecord, unit=1)
+PEER, MESSAGE, ROW = layout(PeerRow), layout(MessageRow), layout(RecordedRow)
+LINE, CELL, RECORD = layout(LineHead), layout(CellHead), layout(RecordHead)

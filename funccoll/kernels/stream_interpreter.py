@@ -2,8 +2,8 @@
 
 It is a template: its memory operations (`load`, `store_release`, `pause`, `copy`, ...) are global names that each machine
 binds anew (`cpu.py`, `cuda.py`). The instructions are described in `schedules.streams.instructions`, the words of the frame
-in `frame`. With `RECORDS` bound to True it also writes a row for each instruction (`frame.ROW_START`); else none of that is in
-its machine code.
+in `frame`. With `RECORDS` bound to True it also writes a row for each instruction (`frame.RecordedRow`); else none of that is
+in its machine code.
 
 A rank's control line begins with its (first) counter, so that one transfer between cores tells a waiting rank that its peer
 has entered, and what it publishes: the call's number (base + value), its hash with its history, the offset of its addresses,
@@ -33,83 +33,25 @@ from ..schedules.streams.instructions import (
     Opcode,
 )
 from .frame import (
-    ACCUMULATOR,
-    ADDRESSES,
-    ARGUMENTS,
-    BASES,
     BUDGET_SPENT,
-    CELL_EVENTS,
-    CELL_HISTORY,
-    CELL_NUMBER,
-    CELL_TEXT,
-    CLOCK,
-    CODE,
-    COMMUNICATOR,
-    CONTENTION,
+    CELL,
     FAILED,
-    FAILURE,
-    FAULT_PC,
     FINISHED,
-    FLAG,
-    FLOORS,
-    HEAP,
-    HEAP_BYTES,
-    HISTORIES,
-    INSTRUCTION_BUDGET,
+    FRAME,
     LIBRARY,
-    LIBRARY_ERROR,
+    LINE,
     LINE_BYTES,
-    LINE_CALL,
-    LINE_HASH,
-    LINE_TABLE,
-    MESSAGE_BYTES,
-    MESSAGE_COUNT,
+    MESSAGE,
     MESSAGE_FAULT,
-    MESSAGE_FUNCTION,
-    MESSAGE_HASH,
-    MESSAGE_OFFSET,
-    MESSAGE_PEER,
-    MESSAGE_REACHED,
-    MESSAGE_SLOT,
-    MESSAGE_STATUS,
-    MESSAGE_TRIES,
-    MESSAGE_TYPE,
-    MESSAGES,
     MISMATCH,
-    NDARRAY,
     NEEDS_FALLBACK,
-    OPERANDS,
-    OWNER,
     OWNER_BITS,
-    PATIENCE,
-    PC,
-    PEER,
-    READ_ERROR,
     READ_FAULT,
-    READING,
-    RECORD_EVENTS,
-    RECORD_HISTORY,
-    RECORD_TEXT,
-    REPEATS,
-    REQUEST_BYTES,
-    REQUESTS,
-    RESULTS,
+    RECORD,
     ROW,
-    ROW_BYTES,
-    ROW_DETAIL,
-    ROW_END,
-    ROW_LABEL,
-    ROW_START,
-    ROWS_END,
     ROWS_FULL,
     SHARED_WORK,
-    SPINS,
-    TAG_MASK,
-    TASK,
-    TEST,
-    UNSHARED_REFCOUNT,
     WAITING,
-    YIELDS,
 )
 
 __all__ = ["interpret"]
@@ -156,39 +98,39 @@ _LEAST_CONTENTION, _MOST_CONTENTION = 8, 1024
 
 def interpret(frame: Any) -> int:
     """Run from the PC in the frame until everything is done or something stops it; returns a status."""
-    heap, code = load(frame + 8 * HEAP), load(frame + 8 * CODE)
-    addresses, bases, histories = load(frame + 8 * ADDRESSES), load(frame + 8 * BASES), load(frame + 8 * HISTORIES)
-    spins, contention = load(frame + 8 * SPINS), load(frame + 8 * CONTENTION)
-    budget = load(frame + 8 * INSTRUCTION_BUDGET)
-    pc = code + 8 * load(frame + 8 * PC)
+    heap, code = load(frame + FRAME.heap), load(frame + FRAME.code)
+    addresses, bases, histories = load(frame + FRAME.addresses), load(frame + FRAME.bases), load(frame + FRAME.histories)
+    spins, contention = load(frame + FRAME.spins), load(frame + FRAME.contention)
+    budget = load(frame + FRAME.instruction_budget)
+    pc = code + 8 * load(frame + FRAME.pc)
     if RECORDS:
-        had_cpu, at = thread_ns(frame + 8 * CLOCK), monotonic_ns(frame + 8 * CLOCK)  # the last time that it asked
+        had_cpu, at = thread_ns(frame + FRAME.clock), monotonic_ns(frame + FRAME.clock)  # the last time that it asked
     while True:
         if budget >= 0:
             if budget == 0:
-                store(frame + 8 * PC, (pc - code) // 8)
-                store(frame + 8 * INSTRUCTION_BUDGET, budget)
+                store(frame + FRAME.pc, (pc - code) // 8)
+                store(frame + FRAME.instruction_budget, budget)
                 return BUDGET_SPENT
             budget -= 1
         opcode = load(pc)
         if RECORDS:
-            row, place = load(frame + 8 * ROW), load(frame + 8 * ROW_LABEL) + (pc - code) // 8
+            row, place = load(frame + FRAME.row), load(frame + FRAME.row_label) + (pc - code) // 8
             if load(row) != place:  # else it goes on with an instruction that it has left
-                now = monotonic_ns(frame + 8 * CLOCK)
+                now = monotonic_ns(frame + FRAME.clock)
                 if load(row) != 0:
-                    if load(row + ROW_DETAIL) == 0 and now - load(row + ROW_START) > _LONG:
-                        before, had_cpu = had_cpu, thread_ns(frame + 8 * CLOCK)
+                    if load(row + ROW.detail) == 0 and now - load(row + ROW.start) > _LONG:
+                        before, had_cpu = had_cpu, thread_ns(frame + FRAME.clock)
                         without = now - at - (had_cpu - before)
-                        store(row + ROW_DETAIL, min(max(without, 0), now - load(row + ROW_START)))
+                        store(row + ROW.detail, min(max(without, 0), now - load(row + ROW.start)))
                         at = now
-                    store(row + ROW_END, now)
-                    row += ROW_BYTES
-                    store(frame + 8 * ROW, row)
-                if row >= load(frame + 8 * ROWS_END):
-                    store(frame + 8 * PC, (pc - code) // 8)
-                    store(frame + 8 * INSTRUCTION_BUDGET, budget if budget < 0 else budget + 1)
+                    store(row + ROW.end, now)
+                    row += ROW.size
+                    store(frame + FRAME.row, row)
+                if row >= load(frame + FRAME.rows_end):
+                    store(frame + FRAME.pc, (pc - code) // 8)
+                    store(frame + FRAME.instruction_budget, budget if budget < 0 else budget + 1)
                     return ROWS_FULL
-                store(row + ROW_START, now)
+                store(row + ROW.start, now)
                 store(row, place)
         if opcode == WAIT.opcode:
             counter = awaited = heap + load(pc + WAIT.counter)
@@ -197,7 +139,7 @@ def interpret(frame: Any) -> int:
             goal = load(bases + 8 * load(pc + WAIT.communicator)) + load(pc + WAIT.value)
             tries, yields, began, since = 0, 0, 0, 0
             if RECORDS:
-                store(row + ROW_DETAIL, goal)
+                store(row + ROW.detail, goal)
             while load_acquire(awaited) < goal:
                 tries += 1
                 if tries <= spins:
@@ -205,54 +147,54 @@ def interpret(frame: Any) -> int:
                         pause()
                     continue
                 if tries == spins + 1:
-                    began = since = monotonic_ns(frame + 8 * CLOCK)
+                    began = since = monotonic_ns(frame + FRAME.clock)
                     if load(contention) > 0:
                         store(contention, load(contention) - 1)
                     else:
-                        yields = load(frame + 8 * YIELDS)
-                if load_acquire(load(frame + 8 * FAILURE)) != 0:
+                        yields = load(frame + FRAME.yields)
+                if load_acquire(load(frame + FRAME.failure)) != 0:
                     status = FAILED
                 elif HAS_CELLS and awaited != counter and load_acquire(counter) >= goal and load_acquire(awaited) < goal:
                     status = MISMATCH  # it has entered something else: it publishes its cell before it moves its counter
                 elif tries <= spins + yields:
                     yield_core()
-                    before, since = since, monotonic_ns(frame + 8 * CLOCK)
+                    before, since = since, monotonic_ns(frame + FRAME.clock)
                     if since - before > _TIME_SLICE:
                         yields = 0
                         waits = min(max(2 * load(contention + 8), _LEAST_CONTENTION), _MOST_CONTENTION)
                         store(contention, waits)
                         store(contention + 8, waits)
                     continue
-                elif monotonic_ns(frame + 8 * CLOCK) - began < load(frame + 8 * PATIENCE):
+                elif monotonic_ns(frame + FRAME.clock) - began < load(frame + FRAME.patience):
                     nap(_NAP)
                     continue
                 else:
                     status = WAITING
-                store(frame + 8 * PC, (pc - code) // 8)
-                store(frame + 8 * PEER, load(pc + WAIT.rank))
-                store(frame + 8 * INSTRUCTION_BUDGET, budget)
+                store(frame + FRAME.pc, (pc - code) // 8)
+                store(frame + FRAME.peer, load(pc + WAIT.rank))
+                store(frame + FRAME.instruction_budget, budget)
                 return status
             if yields > 0 and load(contention + 8) > 0:
                 store(contention + 8, load(contention + 8) // 2)
             if RECORDS:
                 if began != 0:
-                    had_cpu, at = thread_ns(frame + 8 * CLOCK), monotonic_ns(frame + 8 * CLOCK)
+                    had_cpu, at = thread_ns(frame + FRAME.clock), monotonic_ns(frame + FRAME.clock)
             if HAS_CELLS and awaited != counter:
                 history = load(histories + 8 * load(pc + WAIT.communicator))
-                if load(awaited + CELL_NUMBER) != goal or load(awaited + CELL_HISTORY) != history:
-                    store(frame + 8 * PC, (pc - code) // 8)
-                    store(frame + 8 * PEER, load(pc + WAIT.rank))
+                if load(awaited + CELL.number) != goal or load(awaited + CELL.history) != history:
+                    store(frame + FRAME.pc, (pc - code) // 8)
+                    store(frame + FRAME.peer, load(pc + WAIT.rank))
                     return MISMATCH
             pc += WAIT.size
         elif not ON_GPU and opcode == READ_PEER.opcode:
             line = heap + load(pc + READ_PEER.line)
             entry = load(bases + 8 * load(pc + READ_PEER.communicator)) + load(pc + READ_PEER.value)
             hash = load(pc + READ_PEER.hash) ^ load(histories + 8 * load(pc + READ_PEER.communicator))
-            if load(line + LINE_CALL) != entry or load(line + LINE_HASH) != hash:
-                store(frame + 8 * PC, (pc - code) // 8)
-                store(frame + 8 * PEER, load(pc + READ_PEER.rank))
+            if load(line + LINE.call) != entry or load(line + LINE.hash) != hash:
+                store(frame + FRAME.pc, (pc - code) // 8)
+                store(frame + FRAME.peer, load(pc + READ_PEER.rank))
                 return MISMATCH
-            table, width = heap + load(line + LINE_TABLE), load(pc + READ_PEER.width)
+            table, width = heap + load(line + LINE.table), load(pc + READ_PEER.width)
             slot = addresses + 8 * load(pc + READ_PEER.slot)
             for _ in range(load(pc + READ_PEER.narrays)):
                 for b in range(width):
@@ -269,31 +211,31 @@ def interpret(frame: Any) -> int:
             line = heap + load(pc + CHECK.line)
             entry = load(bases + 8 * load(pc + CHECK.communicator)) + load(pc + CHECK.value)
             hash = load(pc + CHECK.hash) ^ load(histories + 8 * load(pc + CHECK.communicator))
-            differs = load_acquire(line + LINE_HASH) != hash
-            found = load_acquire(line + LINE_CALL)
+            differs = load_acquire(line + LINE.hash) != hash
+            found = load_acquire(line + LINE.call)
             if found < entry or (found == entry and differs):
-                store(frame + 8 * PC, (pc - code) // 8)
-                store(frame + 8 * PEER, load(pc + CHECK.rank))
+                store(frame + FRAME.pc, (pc - code) // 8)
+                store(frame + FRAME.peer, load(pc + CHECK.rank))
                 return MISMATCH
             pc += CHECK.size
         elif opcode == SIGNAL.opcode:
             value = load(bases + 8 * load(pc + SIGNAL.communicator)) + load(pc + SIGNAL.value)
             store_release(heap + load(pc + SIGNAL.counter), value)
             if RECORDS:
-                store(row + ROW_DETAIL, value)
+                store(row + ROW.detail, value)
             pc += SIGNAL.size
         elif ON_GPU and (opcode == COPY.opcode or opcode == COMBINE.opcode):
-            store(frame + 8 * TASK, pc)
+            store(frame + FRAME.task, pc)
             if opcode == COPY.opcode:
                 pc += COPY.size + MEMORY_OPERAND_BYTES * (1 + load(pc + COPY.ndst))
             else:
                 pc += COMBINE.size + MEMORY_OPERAND_BYTES * (load(pc + COMBINE.ndst) + load(pc + COMBINE.nsrc))
-            store(frame + 8 * PC, (pc - code) // 8)
-            store(frame + 8 * INSTRUCTION_BUDGET, budget)
+            store(frame + FRAME.pc, (pc - code) // 8)
+            store(frame + FRAME.instruction_budget, budget)
             return SHARED_WORK
         elif not ON_GPU and opcode == COMBINE.opcode:
             ndst, nsrc = load(pc + COMBINE.ndst), load(pc + COMBINE.nsrc)
-            operands, accumulator = load(frame + 8 * OPERANDS), load(frame + 8 * ACCUMULATOR)
+            operands, accumulator = load(frame + FRAME.operands), load(frame + FRAME.accumulator)
             for row in range(load(pc + COMBINE.rows)):
                 owners = 0
                 for j in range(ndst + nsrc):
@@ -309,8 +251,8 @@ def interpret(frame: Any) -> int:
                         load(pc + COMBINE.divisor),
                     )  # fmt: skip
                     if error != 0:
-                        store(frame + 8 * PC, (pc - code) // 8)
-                        store(frame + 8 * READ_ERROR, error)
+                        store(frame + FRAME.pc, (pc - code) // 8)
+                        store(frame + FRAME.read_error, error)
                         return READ_FAULT
                 else:
                     call(
@@ -333,8 +275,8 @@ def interpret(frame: Any) -> int:
                     if HAS_DIRECT_READS and begin >> OWNER_BITS != 0:
                         error = read_directly(frame, start, begin, abs(nbytes))
                         if error != 0:
-                            store(frame + 8 * PC, (pc - code) // 8)
-                            store(frame + 8 * READ_ERROR, error)
+                            store(frame + FRAME.pc, (pc - code) // 8)
+                            store(frame + FRAME.read_error, error)
                             return READ_FAULT
                         begin = start  # for further destinations
                     elif nbytes < 0:
@@ -347,18 +289,18 @@ def interpret(frame: Any) -> int:
         elif not ON_GPU and opcode == ENTER.opcode:
             line, table, width = heap + load(pc + ENTER.line), load(pc + ENTER.table), load(pc + ENTER.width)
             slot = addresses + 8 * load(pc + ENTER.slot)
-            store_release(line + LINE_CALL, load(bases + 8 * load(pc + ENTER.communicator)) + load(pc + ENTER.value))
+            store_release(line + LINE.call, load(bases + 8 * load(pc + ENTER.communicator)) + load(pc + ENTER.value))
             history, record = load(histories + 8 * load(pc + ENTER.communicator)), heap + load(pc + ENTER.record)
-            store(record + RECORD_TEXT, load(pc + ENTER.text))
-            store(record + RECORD_HISTORY, history)
-            store_release(line + LINE_HASH, load(pc + ENTER.hash) ^ history)
-            store(line + LINE_TABLE, table)
+            store(record + RECORD.text, load(pc + ENTER.text))
+            store(record + RECORD.history, history)
+            store_release(line + LINE.hash, load(pc + ENTER.hash) ^ history)
+            store(line + LINE.table, table)
             table += heap
             for _ in range(load(pc + ENTER.narrays)):
                 for b in range(width):
                     place = load(slot + 8 * b)
-                    if HAS_DIRECT_READS and (place < heap or place >= heap + load(frame + 8 * HEAP_BYTES)):
-                        store(table + 8 * b, place + load(frame + 8 * OWNER))
+                    if HAS_DIRECT_READS and (place < heap or place >= heap + load(frame + FRAME.heap_bytes)):
+                        store(table + 8 * b, place + load(frame + FRAME.owner))
                     else:
                         store(table + 8 * b, place - heap)
                 table += 8 * width
@@ -366,24 +308,25 @@ def interpret(frame: Any) -> int:
             pc += ENTER.size
         elif not ON_GPU and opcode == BIND_ARG.opcode:
             number = load(pc + BIND_ARG.argument)
-            array = load(load(frame + 8 * ARGUMENTS) + 8 * number if number >= 0 else load(frame + 8 * RESULTS) + 8 * ~number)
-            in_use = number < 0 and references_to(array) > load(frame + 8 * UNSHARED_REFCOUNT)
-            refused = in_use or type_of(array) != load(frame + 8 * NDARRAY) or not is_contiguous(array)
+            arguments, results = frame + FRAME.arguments, frame + FRAME.results
+            array = load(load(arguments) + 8 * number if number >= 0 else load(results) + 8 * ~number)
+            in_use = number < 0 and references_to(array) > load(frame + FRAME.unshared_refcount)
+            refused = in_use or type_of(array) != load(frame + FRAME.ndarray) or not is_contiguous(array)
             if not refused and number >= 0:
                 refused = dtype_of(array) != load(pc + BIND_ARG.dtype) or size_of(array) != load(pc + BIND_ARG.count)
             if refused:
-                store(frame + 8 * FAULT_PC, (pc - code) // 8)
+                store(frame + FRAME.fault_pc, (pc - code) // 8)
                 return NEEDS_FALLBACK
             data, staging, nbytes = data_of(array), load(pc + BIND_ARG.staging), load(pc + BIND_ARG.nbytes)
-            place = data - load(frame + 8 * READING)
-            if place >= 0 and place < load(frame + 8 * HEAP_BYTES):
+            place = data - load(frame + FRAME.reading)
+            if place >= 0 and place < load(frame + FRAME.heap_bytes):
                 data = heap + place
-            if staging != LEFT_TO_STAGE and (data < heap or data + nbytes > heap + load(frame + 8 * HEAP_BYTES)):
+            if staging != LEFT_TO_STAGE and (data < heap or data + nbytes > heap + load(frame + FRAME.heap_bytes)):
                 needs_fallback = staging == UNALLOCATED
                 if HAS_DIRECT_READS and staging == READ_DIRECTLY:
                     needs_fallback = not can_be_read(frame, data)
                 if needs_fallback:
-                    store(frame + 8 * FAULT_PC, (pc - code) // 8)
+                    store(frame + FRAME.fault_pc, (pc - code) // 8)
                     return NEEDS_FALLBACK
                 if staging >= 0:
                     copy(heap + staging, data, nbytes)
@@ -393,7 +336,7 @@ def interpret(frame: Any) -> int:
         elif not ON_GPU and opcode == STAGE.opcode:
             data = load(addresses + 8 * load(pc + STAGE.argument_slot)) + load(pc + STAGE.start)
             to = load(pc + STAGE.copy)
-            if to != NO_COPY and (data < heap or data >= heap + load(frame + 8 * HEAP_BYTES)):
+            if to != NO_COPY and (data < heap or data >= heap + load(frame + FRAME.heap_bytes)):
                 to += load(addresses + 8 * load(pc + STAGE.buffer_slot))
                 copy(to, data, load(pc + STAGE.nbytes))
                 data = to
@@ -407,20 +350,20 @@ def interpret(frame: Any) -> int:
             pc += FIND_CELL.size
         elif HAS_CELLS and opcode == RESERVE.opcode:
             goal = load(bases + 8 * load(pc + RESERVE.communicator)) + load(pc + RESERVE.value)
-            if load(load(frame + 8 * FLOORS) + 8 * load(pc + RESERVE.communicator)) >= goal:
+            if load(load(frame + FRAME.floors) + 8 * load(pc + RESERVE.communicator)) >= goal:
                 pc += 8 * load(pc + RESERVE.words)
             else:
                 pc += RESERVE.size
         elif HAS_CELLS and opcode == VERIFY.opcode:
             # A peer that is ahead has published its cell for this call, or is about to: it compares with this rank's instead.
             cell, own = load(addresses + 8 * load(pc + VERIFY.cell)), load(addresses + 8 * load(pc + VERIFY.own))
-            number = load_acquire(cell + CELL_NUMBER)
-            history = load_acquire(cell + CELL_HISTORY)
+            number = load_acquire(cell + CELL.number)
+            history = load_acquire(cell + CELL.history)
             ahead = load(bases + 8 * load(pc + VERIFY.communicator)) + load(pc + VERIFY.value)
-            differs = number != load(own + CELL_NUMBER) or history != load(own + CELL_HISTORY)
-            if differs and number != ahead and number != -ahead and load_acquire(cell + CELL_NUMBER) == number:
-                store(frame + 8 * PC, (pc - code) // 8)
-                store(frame + 8 * PEER, load(pc + VERIFY.rank))
+            differs = number != load(own + CELL.number) or history != load(own + CELL.history)
+            if differs and number != ahead and number != -ahead and load_acquire(cell + CELL.number) == number:
+                store(frame + FRAME.pc, (pc - code) // 8)
+                store(frame + FRAME.peer, load(pc + VERIFY.rank))
                 return MISMATCH
             pc += VERIFY.size
         elif HAS_CELLS and opcode == RAISE_FLOOR.opcode:
@@ -428,18 +371,18 @@ def interpret(frame: Any) -> int:
             least = load_acquire(line)
             for i in range(1, load(pc + RAISE_FLOOR.ranks)):
                 least = min(least, load_acquire(line + LINE_BYTES * i))
-            store(load(frame + 8 * FLOORS) + 8 * load(pc + RAISE_FLOOR.communicator), least)
+            store(load(frame + FRAME.floors) + 8 * load(pc + RAISE_FLOOR.communicator), least)
             pc += RAISE_FLOOR.size
         elif HAS_CELLS and opcode == PUBLISH.opcode:
             cell, place = load(addresses + 8 * load(pc + PUBLISH.slot)), histories + 8 * load(pc + PUBLISH.communicator)
             history = ((load(place) ^ load(pc + PUBLISH.hash)) * _MIX) & _HISTORY
             store(place, history)
             number = load(bases + 8 * load(pc + PUBLISH.communicator)) + load(pc + PUBLISH.value)
-            store(cell + CELL_NUMBER, -number)
-            store_release(cell + CELL_HISTORY, history)
-            store(cell + CELL_TEXT, load(pc + PUBLISH.text))
-            store(cell + CELL_EVENTS, load(heap + load(pc + PUBLISH.record) + RECORD_EVENTS))
-            store_release(cell + CELL_NUMBER, number)
+            store(cell + CELL.number, -number)
+            store_release(cell + CELL.history, history)
+            store(cell + CELL.text, load(pc + PUBLISH.text))
+            store(cell + CELL.events, load(heap + load(pc + PUBLISH.record) + RECORD.events))
+            store_release(cell + CELL.number, number)
             pc += PUBLISH.size
         elif HAS_CELLS and opcode == ONCE.opcode:
             if load(pc + ONCE.done) != 0:
@@ -455,43 +398,44 @@ def interpret(frame: Any) -> int:
             store(base, load(base) + load(pc + ADVANCE.span))
             pc += ADVANCE.size
         elif HAS_MESSAGES and opcode == POST.opcode:
-            if load_acquire(load(frame + 8 * FAILURE)) != 0:  # the rank that failed may have changed what is sent
-                store(frame + 8 * PC, (pc - code) // 8)
-                store(frame + 8 * INSTRUCTION_BUDGET, budget)
+            if load_acquire(load(frame + FRAME.failure)) != 0:  # the rank that failed may have changed what is sent
+                store(frame + FRAME.pc, (pc - code) // 8)
+                store(frame + FRAME.instruction_budget, budget)
                 return FAILED
-            library, history = load(frame + 8 * LIBRARY), load(histories + 8 * load(pc + POST.communicator))
-            number, handle = load(pc + POST.message), load(library + 8 * REQUEST_BYTES)
-            message, request = load(frame + 8 * MESSAGES) + MESSAGE_BYTES * number, load(frame + 8 * REQUESTS) + handle * number
+            library, history = load(frame + FRAME.library), load(histories + 8 * load(pc + POST.communicator))
+            number, handle = load(pc + POST.message), load(library + LIBRARY.request_bytes)
+            message = load(frame + FRAME.messages) + MESSAGE.size * number
+            request = load(frame + FRAME.requests) + handle * number
             for _ in range(load(pc + POST.count)):
                 error = begin_message(
-                    load(library + 8 * load(message + MESSAGE_FUNCTION)),
-                    load(addresses + 8 * load(message + MESSAGE_SLOT)) + load(message + MESSAGE_OFFSET),
-                    load(message + MESSAGE_COUNT), load(message + MESSAGE_TYPE), load(message + MESSAGE_PEER),
-                    (load(message + MESSAGE_HASH) ^ history) & load(library + 8 * TAG_MASK), load(library + 8 * COMMUNICATOR),
-                    request,
+                    load(library + 8 * load(message + MESSAGE.function)),
+                    load(addresses + 8 * load(message + MESSAGE.slot)) + load(message + MESSAGE.offset),
+                    load(message + MESSAGE.datatypes), load(message + MESSAGE.datatype), load(message + MESSAGE.peer),
+                    (load(message + MESSAGE.hash) ^ history) & load(library + LIBRARY.tag_mask),
+                    load(library + LIBRARY.communicator), request,
                 )  # fmt: skip
                 if error != 0:
-                    store(frame + 8 * PC, (pc - code) // 8)
-                    store(frame + 8 * PEER, load(message + MESSAGE_PEER))
-                    store(frame + 8 * LIBRARY_ERROR, error)
+                    store(frame + FRAME.pc, (pc - code) // 8)
+                    store(frame + FRAME.peer, load(message + MESSAGE.peer))
+                    store(frame + FRAME.library_error, error)
                     return MESSAGE_FAULT
-                message += MESSAGE_BYTES
+                message += MESSAGE.size
                 request += handle
             pc += POST.size
         elif HAS_MESSAGES and opcode == COMPLETE.opcode:
-            library, number = load(frame + 8 * LIBRARY), load(pc + COMPLETE.message)
-            last, handle = number + load(pc + COMPLETE.count), load(library + 8 * REQUEST_BYTES)
-            tests, tries, yields, began = load(frame + 8 * MESSAGE_TRIES), 0, 0, 0
+            library, number = load(frame + FRAME.library), load(pc + COMPLETE.message)
+            last, handle = number + load(pc + COMPLETE.count), load(library + LIBRARY.request_bytes)
+            tests, tries, yields, began = load(frame + FRAME.message_tries), 0, 0, 0
             while number < last:
                 error = test_message(
-                    load(library + 8 * TEST), load(frame + 8 * REQUESTS) + handle * number, library + 8 * FLAG,
-                    library + 8 * MESSAGE_STATUS,
+                    load(library + LIBRARY.test), load(frame + FRAME.requests) + handle * number, library + LIBRARY.flag,
+                    library + LIBRARY.status,
                 )  # fmt: skip
                 status = WAITING
                 if error != 0:
-                    store(frame + 8 * LIBRARY_ERROR, error)
+                    store(frame + FRAME.library_error, error)
                     status = MESSAGE_FAULT
-                elif load(library + 8 * FLAG) != 0:
+                elif load(library + LIBRARY.flag) != 0:
                     number += 1
                     continue
                 else:
@@ -499,34 +443,34 @@ def interpret(frame: Any) -> int:
                     if tries <= tests:
                         continue
                     if tries == tests + 1:
-                        began = monotonic_ns(frame + 8 * CLOCK)
-                        yields = load(frame + 8 * YIELDS)
-                    if load_acquire(load(frame + 8 * FAILURE)) != 0:
+                        began = monotonic_ns(frame + FRAME.clock)
+                        yields = load(frame + FRAME.yields)
+                    if load_acquire(load(frame + FRAME.failure)) != 0:
                         status = FAILED
                     elif tries <= tests + yields:
                         yield_core()
                         continue
-                    elif monotonic_ns(frame + 8 * CLOCK) - began < load(frame + 8 * PATIENCE):
+                    elif monotonic_ns(frame + FRAME.clock) - began < load(frame + FRAME.patience):
                         nap(_NAP)
                         continue
-                store(frame + 8 * PC, (pc - code) // 8)
-                store(frame + 8 * PEER, load(load(frame + 8 * MESSAGES) + MESSAGE_BYTES * number + MESSAGE_PEER))
-                store(frame + 8 * MESSAGE_REACHED, number)
-                store(frame + 8 * INSTRUCTION_BUDGET, budget)
+                store(frame + FRAME.pc, (pc - code) // 8)
+                store(frame + FRAME.peer, load(load(frame + FRAME.messages) + MESSAGE.size * number + MESSAGE.peer))
+                store(frame + FRAME.message_reached, number)
+                store(frame + FRAME.instruction_budget, budget)
                 return status
             pc += COMPLETE.size
         else:
-            if load_acquire(load(frame + 8 * FAILURE)) != 0:  # the rank that failed may have changed what was read
-                store(frame + 8 * PC, (pc - code) // 8)
-                store(frame + 8 * INSTRUCTION_BUDGET, budget)
+            if load_acquire(load(frame + FRAME.failure)) != 0:  # the rank that failed may have changed what was read
+                store(frame + FRAME.pc, (pc - code) // 8)
+                store(frame + FRAME.instruction_budget, budget)
                 return FAILED
-            again = load(frame + 8 * REPEATS) - 1
+            again = load(frame + FRAME.repeats) - 1
             if again <= 0:
                 if RECORDS:
-                    store(row + ROW_END, monotonic_ns(frame + 8 * CLOCK))
-                    store(frame + 8 * ROW, row + ROW_BYTES)
-                store(frame + 8 * PC, 0)
-                store(frame + 8 * INSTRUCTION_BUDGET, budget)
+                    store(row + ROW.end, monotonic_ns(frame + FRAME.clock))
+                    store(frame + FRAME.row, row + ROW.size)
+                store(frame + FRAME.pc, 0)
+                store(frame + FRAME.instruction_budget, budget)
                 return FINISHED
-            store(frame + 8 * REPEATS, again)
+            store(frame + FRAME.repeats, again)
             pc = code

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ProfileError
-from ..kernels.frame import ROW_BYTES
+from ..kernels.frame import ROW
 from ..runtime.recorder import CALL, FORMAT, RECORDING, SAMPLE, VERSION
 
 __all__ = [
@@ -144,7 +144,7 @@ def read_rank(path: Path) -> RankRecord:
     lost = 0
     for rows in sorted(path.parent.glob(f"{path.stem}.thread-*.rows"), key=lambda p: (len(p.name), p.name)):
         words = np.fromfile(rows, np.int64)
-        whole = words[: len(words) // 4 * 4].reshape(-1, ROW_BYTES // 8)
+        whole = words[: len(words) // 4 * 4].reshape(-1, ROW.size // 8)
         thread, unknown = _thread(record.rank, len(record.threads), whole, tables)
         lost += unknown
         record.threads.append(thread)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..kernels.frame import COMMUNICATOR, IRECV, ISEND, LIBRARY_WORDS, REQUEST_BYTES, TAG_MASK, TEST
+from ..kernels.frame import LIBRARY_WORD as WORD
 
 __all__ = ["MpiLibrary"]
 
@@ -27,13 +27,13 @@ class MpiLibrary:
         self._functions = ctypes.CDLL(mpi.__file__)  # the module itself: of it and what it is linked with, names are found
         self._datatypes: dict[tuple[int, int, int], Any] = {}
         self._null = self._handle(mpi.REQUEST_NULL)
-        self.words = np.zeros(LIBRARY_WORDS, np.int64)
-        for word, name in ((IRECV, "MPI_Irecv"), (ISEND, "MPI_Isend"), (TEST, "MPI_Test")):
+        self.words = np.zeros(WORD.size, np.int64)
+        for word, name in ((WORD.irecv, "MPI_Irecv"), (WORD.isend, "MPI_Isend"), (WORD.test, "MPI_Test")):
             self.words[word] = self._address(name)
-        self.words[COMMUNICATOR] = self._handle(communicator)
-        self.words[REQUEST_BYTES] = mpi._sizeof(mpi.Request)
+        self.words[WORD.communicator] = self._handle(communicator)
+        self.words[WORD.request_bytes] = mpi._sizeof(mpi.Request)
         largest = communicator.Get_attr(mpi.TAG_UB)
-        self.words[TAG_MASK] = (1 << (largest + 1).bit_length() - 1) - 1
+        self.words[WORD.tag_mask] = (1 << (largest + 1).bit_length() - 1) - 1
         assert mpi._sizeof(mpi.Status) <= 8 * 8, "a status fits"
 
     def _address(self, function: str) -> int:

@@ -33,7 +33,7 @@ import numpy as np
 from .._version import __version__
 from ..config import PROFILE
 from ..errors import ProfileError, Source, system_reason, user_source
-from ..kernels.frame import ROW_BYTES
+from ..kernels.frame import ROW
 from ..machine_profile import boot_id
 from ..weak_values import WeakValues
 
@@ -65,7 +65,7 @@ its detail how many it had been ready without one."""
 RECORDING = 2
 """The place of a row of time that recording itself took, for more than a few calls of the clock."""
 
-_ROW_WORDS = ROW_BYTES // 8
+_ROW_WORDS = ROW.size // 8
 _BUFFER_WORDS = _ROW_WORDS << 13
 _FLUSH_NS = 250_000_000
 """Nanoseconds of rows that a process which is killed loses, about."""

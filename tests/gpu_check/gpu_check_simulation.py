@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from funccoll.kernels import cuda_compiler
-from funccoll.kernels import frame as fields
 from funccoll.kernels.cuda import Combine, Scope
 from funccoll.kernels.cuda_compiler import Kernel, Operations
+from funccoll.kernels.frame import WORD
 from tests.gpu_check import gpu_trial
 from tests.support.cases import process_cases
 from tests.support.cases.collective_cases import dtypes_of
@@ -31,7 +31,7 @@ def load_kernel(combines: Sequence[Combine], cc: tuple[int, int], scope: Scope) 
     code = repr((scope, [(op, dtype.name) for op, dtype in combines])).encode()
 
     def run(grid: Any, address: int) -> None:
-        words = (ctypes.c_int64 * (grid[0] * fields.FRAME_WORDS)).from_address(address)
+        words = (ctypes.c_int64 * (grid[0] * WORD.size)).from_address(address)
         GPU.launch(combines, grid[0], np.ctypeslib.as_array(words), scope)
 
     fake_cuda.Module.kernels[code] = {"run": run}

@@ -22,9 +22,9 @@ import numpy as np
 import pytest
 
 import funccoll as fc
-from funccoll.kernels import frame as fields
 from funccoll.kernels.cuda import compile_kernel, load_kernel
 from funccoll.kernels.cuda_compiler import Kernel, Operations, assemble, compile_template
+from funccoll.kernels.frame import FAILED, WORD
 from funccoll.types import bfloat16
 from tests.support.cases.combine_operands import operations
 from tests.support.fakes.cuda_simulation import Simulated, SimulatedGpu, run_case, set_word
@@ -271,13 +271,13 @@ def test_the_simulator_finds_races_missed_barriers_and_scopes_that_are_too_narro
 def test_a_block_that_begins_after_another_has_ended_early_executes_nothing():
     class After(SimulatedGpu):
         def launch(self, combines, blocks, frames, scope="sys"):
-            rows = frames[: blocks * fields.FRAME_WORDS].reshape(blocks, fields.FRAME_WORDS)
+            rows = frames[: blocks * WORD.size].reshape(blocks, WORD.size)
             before = rows.copy()
-            for address in {*rows[:, fields.ENDED].tolist()}:
+            for address in {*rows[:, WORD.ended].tolist()}:
                 set_word(address, 1)
             super().launch(combines, blocks, frames, scope)
-            assert (rows[:, fields.STATUS] == fields.FAILED).all()
-            assert (rows[:, fields.PC] == before[:, fields.PC]).all()
+            assert (rows[:, WORD.status] == FAILED).all()
+            assert (rows[:, WORD.pc] == before[:, WORD.pc]).all()
             self.launches.append(blocks)
 
     gpu = After(0)

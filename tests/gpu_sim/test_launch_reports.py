@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from funccoll.kernels import frame as fields
+from funccoll.kernels.frame import FAILED, WAITING, WORD
 from funccoll.runtime.cuda.launch_reports import LaunchedName, LaunchReports
 from tests.support.fakes.cuda_statuses import told
 
@@ -27,16 +27,16 @@ class HostGpu:
 
 
 @pytest.mark.parametrize(("launch", "block", "peer", "status"), [
-    (0, 0, 0, fields.FAILED), (2, 3, 1, fields.WAITING), (1, 65535, 65535, fields.WAITING),
+    (0, 0, 0, FAILED), (2, 3, 1, WAITING), (1, 65535, 65535, WAITING),
 ])  # fmt: skip
 def test_a_report_is_read_as_it_was_written(launch, block, peer, status):
     reports = LaunchReports(HostGpu())
     launches = [LaunchedName(f"launch {i}", None, 1 << 16) for i in range(3)]
     words = [reports.words(each) for each in launches]
-    assert {word[fields.ENDED] for word in words} == {reports.ended} and reports.found() is None
-    reports._word[0] = words[launch][fields.LABEL][block] + 256 * peer + status  # as kernels.block does
+    assert {word[WORD.ended] for word in words} == {reports.ended} and reports.found() is None
+    reports._word[0] = words[launch][WORD.label][block] + 256 * peer + status  # as kernels.block does
     found = reports.found()
-    assert found == (launches[launch], block, status, peer) and found.waited == (status == fields.WAITING)
+    assert found == (launches[launch], block, status, peer) and found.waited == (status == WAITING)
 
 
 @pytest.mark.parametrize(("case", "kind", "words"), [

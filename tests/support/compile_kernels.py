@@ -12,7 +12,7 @@ import numpy as np
 
 import funccoll as fc
 from funccoll.kernels import cpu
-from funccoll.kernels.frame import FRAME_WORDS
+from funccoll.kernels.frame import WORD
 from funccoll.schedules import Topology, build
 
 COMBINES = {
@@ -35,7 +35,7 @@ STEPS = {
 
 def compile_interpreters() -> None:
     """Compile the two that interpret plans, and the simulator of schedules."""
-    frame = np.zeros(FRAME_WORDS, np.int64)
+    frame = np.zeros(WORD.size, np.int64)
     for records in (False, True):
         cpu.interpreter(frame.ctypes.data, records)
     build("all_reduce", 2, "ring").simulate(Topology.one_host(2), 1024)

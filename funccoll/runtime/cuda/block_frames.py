@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...kernels import frame as fields
+from ...kernels.frame import WORD
 
 if TYPE_CHECKING:
     from .virtual_devices import Gpu
@@ -27,14 +27,14 @@ def block_frames(gpu: Gpu, codes: Sequence[np.ndarray], words: Mapping[int, int 
     """
     # In a row: every block's frame, its own words, its code.
     count = len(codes)
-    starts = np.cumsum([count * (fields.FRAME_WORDS + _OWN_WORDS), *map(len, codes)])
+    starts = np.cumsum([count * (WORD.size + _OWN_WORDS), *map(len, codes)])
     array = gpu.allocate((int(starts[-1]),), np.dtype(np.int64))
     at, values = gpu.address(array), np.zeros(int(starts[-1]), np.int64)
-    frames = values[: count * fields.FRAME_WORDS].reshape(count, fields.FRAME_WORDS)
-    own = at + 8 * (count * fields.FRAME_WORDS + _OWN_WORDS * np.arange(count))
-    frames[:, fields.CODE] = at + 8 * starts[:-1]
-    frames[:, fields.BASES], frames[:, fields.HISTORIES], frames[:, fields.CONTENTION] = own, own + 8, own + 16
-    frames[:, fields.SPINS], frames[:, fields.INSTRUCTION_BUDGET] = _SPINS, -1
+    frames = values[: count * WORD.size].reshape(count, WORD.size)
+    own = at + 8 * (count * WORD.size + _OWN_WORDS * np.arange(count))
+    frames[:, WORD.code] = at + 8 * starts[:-1]
+    frames[:, WORD.bases], frames[:, WORD.histories], frames[:, WORD.contention] = own, own + 8, own + 16
+    frames[:, WORD.spins], frames[:, WORD.instruction_budget] = _SPINS, -1
     for word, value in words.items():
         frames[:, word] = value
     values[starts[0] :] = np.concatenate(codes)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ...errors import Source
-from ...kernels import frame as fields
+from ...kernels.frame import WAITING, WORD
 
 if TYPE_CHECKING:
     from .virtual_devices import Gpu
@@ -43,7 +43,7 @@ class Report(NamedTuple):
     @property
     def waited(self) -> bool:
         """True for a block whose patience was at an end, False for one that the failure word stopped."""
-        return self.status == fields.WAITING
+        return self.status == WAITING
 
 
 class LaunchReports:
@@ -61,7 +61,7 @@ class LaunchReports:
         label = len(self._launches) << _LAUNCH
         self._launches.append(launch)
         labels = [label + (block << _BLOCK) for block in range(launch.blocks)]
-        return {fields.ENDED: self.ended, fields.REPORT: self._report, fields.LABEL: labels}
+        return {WORD.ended: self.ended, WORD.report: self._report, WORD.label: labels}
 
     def found(self) -> Report | None:
         """The report, if there is one. What was enqueued before the stream was last synchronised has reported."""

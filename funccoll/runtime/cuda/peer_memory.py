@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import FunccollError
-from ...kernels import frame as fields
 from ...kernels.block import MAX_OPERANDS
+from ...kernels.frame import LINE_BYTES, WORD
 from ...mesh import Mesh
 from ..collective_call import CollectiveCall
 from ..device import GpuDevice
@@ -204,7 +204,7 @@ class PeerLaunch(AgreedExecutable):
         self._bases, counters = segments.counters(self.call.groups, mesh)
         nbytes = sum(max(o.nbytes, o.out_nbytes) for o in self.call.operands)
         channels = max(1, min(segments.max_blocks, MAX_CHANNELS, -(-nbytes // CHANNEL_BYTES)))
-        of_channels = [[counters[m] + fields.LINE_BYTES * c for m in members] for c in range(channels)]
+        of_channels = [[counters[m] + LINE_BYTES * c for m in members] for c in range(channels)]
         plan = build_peer_plan(self.call, self._rank, of_channels, members)
         assert plan.max_operands <= MAX_OPERANDS, f"{plan.max_operands} operands of one combine"
         memory = segments.of(plan.segment_bytes, mesh)
@@ -217,7 +217,7 @@ class PeerLaunch(AgreedExecutable):
 
     def _make_frames(self, plan: PeerPlan, timeout: float) -> Any:
         words = self._words | {
-            fields.ADDRESSES: self.gpu.address(self._table), fields.FAILURE: self.transport.failure,
-            fields.BASES: [self._bases + 8 * c for c in range(len(plan.codes))], fields.PATIENCE: int(timeout * 1e9),
+            WORD.addresses: self.gpu.address(self._table), WORD.failure: self.transport.failure,
+            WORD.bases: [self._bases + 8 * c for c in range(len(plan.codes))], WORD.patience: int(timeout * 1e9),
         }  # fmt: skip
         return block_frames(self.gpu, plan.codes, words)

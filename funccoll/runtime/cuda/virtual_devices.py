@@ -16,9 +16,9 @@ import numpy as np
 
 from ...errors import CollectiveTimeout, FunccollError, MeshError
 from ...ir import Program
-from ...kernels import frame as fields
 from ...kernels.block import MAX_OPERANDS
 from ...kernels.cuda import Combine, Scope
+from ...kernels.frame import WORD
 from ...mesh import Mesh
 from ..array_library import ArrayLibrary
 from ..collective_call import CollectiveCall, CopyGroups, Operand
@@ -225,8 +225,8 @@ class Launch(CollectiveExecutable):
         self._control = self._memory(plan.control_bytes)
         self.gpu.upload(self._control, np.zeros(self._control.shape, np.uint8))
         words = self.device.reports.words(name) | {
-            fields.HEAP: self.gpu.address(self._control), fields.ADDRESSES: self.gpu.address(self._table),
-            fields.FAILURE: self.device.reports.ended, fields.PATIENCE: _PATIENCE_S * 10**9,
+            WORD.heap: self.gpu.address(self._control), WORD.addresses: self.gpu.address(self._table),
+            WORD.failure: self.device.reports.ended, WORD.patience: _PATIENCE_S * 10**9,
         }  # fmt: skip
         self._frames = block_frames(self.gpu, plan.codes, words)
 

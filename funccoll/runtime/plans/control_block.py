@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...kernels.frame import CELL_HEAD_BYTES, LINE_BYTES, LINE_HEAD_BYTES
+from ...kernels.frame import CELL, LINE, LINE_BYTES
 from ...machine_profile import DirectReads
 
 __all__ = ["CELLS", "CELLS_ON_SHARED_CORES", "CellRing", "Cells", "Communicator", "ControlBlock"]
@@ -38,7 +38,7 @@ class CellRing(NamedTuple):
     @property
     def capacity(self) -> int:
         """Bytes of arrays in a cell."""
-        return self.cell_bytes - CELL_HEAD_BYTES
+        return self.cell_bytes - CELL.size
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,12 @@ class ControlBlock:
 
     def table(self, rank: int) -> int:
         """The offset of a call's addresses, when they fit into the rank's first line."""
-        return self.line(rank) + LINE_HEAD_BYTES
+        return self.line(rank) + LINE.size
 
     @property
     def table_bytes(self) -> int:
         """Bytes of addresses that fit there."""
-        return LINE_BYTES - LINE_HEAD_BYTES
+        return LINE_BYTES - LINE.size
 
     def record(self, rank: int) -> int:
         """The offset of a rank's record: what peers read only for errors."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ...kernels.frame import CELL_HEAD_BYTES
+from ...kernels.frame import CELL
 from ...schedules.chunk_layout import ChunkLayout
 from ...schedules.schedule import Schedule
 from ...schedules.streams.instructions import NO_CELL, MemoryOperand, Opcode
@@ -187,4 +187,4 @@ class _EagerWriter(SegmentWriter):
 
     def held(self, rank: int, number: int, start: int = 0, step: int = 0) -> MemoryOperand:
         """Rows of an array in a rank's cell."""
-        return MemoryOperand(self.entry.cell(rank), CELL_HEAD_BYTES + self.offsets[number] + start, step)
+        return MemoryOperand(self.entry.cell(rank), CELL.size + self.offsets[number] + start, step)

@@ -8,16 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from ...errors import FunccollError
-from ...kernels.frame import (
-    IRECV,
-    ISEND,
-    LIBRARY,
-    LIBRARY_ERROR,
-    MESSAGE_BYTES,
-    MESSAGES,
-    PEER,
-    REQUESTS,
-)
+from ...kernels.frame import LIBRARY_WORD, MESSAGE, WORD
 from .transit import Message
 
 __all__ = ["MessageLibrary", "MessageTable"]
@@ -27,7 +18,7 @@ class MessageLibrary(Protocol):
     """The interface of a message-passing library to plans."""
 
     words: np.ndarray
-    """The words of LIBRARY: see IRECV in `kernels.frame`."""
+    """The table about it: `kernels.frame.LibraryRecord`."""
     piece_bytes: int
     """The size of messages that travel fastest, in bytes, where a larger one can be cut."""
 
@@ -51,17 +42,17 @@ class MessageTable:
         if not messages:
             return
         assert library is not None, "ranks of several hosts have a library that passes messages"
-        self._library, self._rows = library, np.zeros((len(messages), MESSAGE_BYTES // 8), np.int64)
+        self._library, self._rows = library, np.zeros((len(messages), MESSAGE.size // 8), np.int64)
         for row, m in zip(self._rows, messages, strict=True):
-            function = ISEND if m.sends else IRECV
+            function = LIBRARY_WORD.isend if m.sends else LIBRARY_WORD.irecv
             row[:7] = function, m.slot, m.offset, *library.datatype(m.nbytes, m.rows, m.stride), m.peer, m.hash
         self._requests = library.requests(len(messages))
         self._words = library.words.copy()  # a flag and a status for each plan: other threads test messages of theirs
-        tables = ((MESSAGES, self._rows), (REQUESTS, self._requests), (LIBRARY, self._words))
+        tables = ((WORD.messages, self._rows), (WORD.requests, self._requests), (WORD.library, self._words))
         for word, table in tables:
             frame[word] = table.ctypes.data
 
     def fault(self, name: str, words: Sequence[int]) -> FunccollError:
         """The error for a message that the library refuses."""
-        what = self._library.error_text(int(words[LIBRARY_ERROR]))
-        return FunccollError(f"{name}: a message between this rank and rank {words[PEER]} failed: {what}.")
+        what = self._library.error_text(int(words[WORD.library_error]))
+        return FunccollError(f"{name}: a message between this rank and rank {words[WORD.peer]} failed: {what}.")

@@ -22,48 +22,17 @@ from ...errors import FunccollError, at_source
 from ...ir import Var
 from ...kernels.cpu import interpreter
 from ...kernels.frame import (
-    ACCUMULATOR,
     ACCUMULATOR_BYTES,
-    ADDRESSES,
-    ARGUMENTS,
-    BASES,
     BUDGET_SPENT,
-    CODE,
-    CONTENTION,
     FAILED,
-    FAILURE,
-    FAULT_PC,
     FINISHED,
-    FLOORS,
-    FRAME_WORDS,
-    HEAP,
-    HEAP_BYTES,
-    HISTORIES,
-    INSTRUCTION_BUDGET,
     MESSAGE_FAULT,
-    MESSAGE_REACHED,
-    MESSAGE_TRIES,
     MISMATCH,
-    NDARRAY,
     NEEDS_FALLBACK,
-    OPERANDS,
-    OWNER,
-    PATIENCE,
-    PC,
-    PEER,
-    PEERS,
-    PIECES,
     PIECES_BYTES,
-    READ_ERROR,
     READ_FAULT,
-    READING,
-    REPEATS,
-    RESULTS,
-    SPINS,
-    STATUS,
-    UNSHARED_REFCOUNT,
     WAITING,
-    YIELDS,
+    WORD,
 )
 from ...schedules.streams.instructions import READ_DIRECTLY, Opcode
 from ..collective_call import CollectiveCall, Operand
@@ -179,31 +148,34 @@ class CollectiveGroup(PlanCall, CollectiveExecutable):
         self._operands = np.zeros(2 * self.plan.max_operands, np.int64)  # those of a combine, and of a piece of it
         self._pieces = np.empty(PIECES_BYTES if self.registry.access.bounds else 0, np.uint8)
         self._accumulator = np.zeros(ACCUMULATOR_BYTES, np.uint8)
-        self.frame = np.zeros(FRAME_WORDS, np.int64)
-        tables = ((CODE, self._code), (ADDRESSES, self._addresses), (BASES, self.registry.bases),
-                  (HISTORIES, self.registry.histories), (FLOORS, self.registry.floors), (CONTENTION, self.registry.contention),
-                  (OPERANDS, self._operands), (ACCUMULATOR, self._accumulator), (PIECES, self._pieces),
-                  (PEERS, self.registry.access.peers))  # fmt: skip
+        self.frame = np.zeros(WORD.size, np.int64)
+        tables = (
+            (WORD.code, self._code), (WORD.addresses, self._addresses), (WORD.bases, self.registry.bases),
+            (WORD.histories, self.registry.histories), (WORD.floors, self.registry.floors),
+            (WORD.contention, self.registry.contention), (WORD.operands, self._operands),
+            (WORD.accumulator, self._accumulator), (WORD.pieces, self._pieces), (WORD.peers, self.registry.access.peers),
+        )  # fmt: skip
         for word, table in tables:
             self.frame[word] = table.ctypes.data
-        self.frame[HEAP] = self.frame[FAILURE] = self.heap.base
-        self.frame[OWNER], self.frame[READING] = self.registry.access.owner, self.heap.reading_base
-        self.frame[HEAP_BYTES], self.frame[INSTRUCTION_BUDGET], self.frame[NDARRAY] = self.heap.size, -1, id(np.ndarray)
-        self.frame[UNSHARED_REFCOUNT] = np.iinfo(np.int64).max if MEASURED_REFCOUNT is None else MEASURED_REFCOUNT
+        self.frame[WORD.heap] = self.frame[WORD.failure] = self.heap.base
+        self.frame[WORD.owner], self.frame[WORD.reading] = self.registry.access.owner, self.heap.reading_base
+        self.frame[WORD.heap_bytes], self.frame[WORD.instruction_budget] = self.heap.size, -1
+        self.frame[WORD.ndarray] = id(np.ndarray)
+        self.frame[WORD.unshared_refcount] = np.iinfo(np.int64).max if MEASURED_REFCOUNT is None else MEASURED_REFCOUNT
         # A process bound to one core has it for itself as long as there are enough cores.
         usable = _cores(frozenset(os.sched_getaffinity(0)))
         cores = usable if usable > 1 else os.cpu_count() or 1
         own_core = self.world.processes_here <= cores
-        self.frame[SPINS] = _SPINS if own_core else 0
-        self.frame[MESSAGE_TRIES] = _TRIES if own_core else _FEW_TRIES
-        self.frame[YIELDS], self.frame[PATIENCE] = _YIELDS, _PATIENCE
+        self.frame[WORD.spins] = _SPINS if own_core else 0
+        self.frame[WORD.message_tries] = _TRIES if own_core else _FEW_TRIES
+        self.frame[WORD.yields], self.frame[WORD.patience] = _YIELDS, _PATIENCE
         self._messages = MessageTable(self.plan.messages, self.world.transport.message_library, self.frame)
         self._words: Any = memoryview(self.frame)  # type: ignore[arg-type]  # (NumPy's stubs: an array is a buffer)
         self._kernel: Callable[[], int | None] = interpreter(self.frame.ctypes.data)
 
         self._count = count = 1 + max(self.plan.arguments, default=-1)
         self.bind(
-            self._kernel, self.frame.ctypes.data, (ARGUMENTS, RESULTS, STATUS), self._claim.words.ctypes.data,
+            self._kernel, self.frame.ctypes.data, (WORD.arguments, WORD.results, WORD.status), self._claim.words.ctypes.data,
             self.registry.busy, self._numbers, self._results.kept, self._results.others, count, len(self.plan.results),
         )  # fmt: skip
         self.is_quick = self._lending is None
@@ -233,10 +205,10 @@ class CollectiveGroup(PlanCall, CollectiveExecutable):
             results = self._results.others()
             if lending is not None:
                 arrays, results = lending.prepare(self._bindable(arrays), results)
-            words[ARGUMENTS], words[RESULTS] = id(arrays) + TUPLE_HEAD, id(results) + TUPLE_HEAD
+            words[WORD.arguments], words[WORD.results] = id(arrays) + TUPLE_HEAD, id(results) + TUPLE_HEAD
             began = True
             self._kernel()
-            if words[STATUS] != FINISHED:
+            if words[WORD.status] != FINISHED:
                 results = self.finish(arrays, results)
             if lending is not None:
                 return lending.receive(results)
@@ -255,9 +227,9 @@ class CollectiveGroup(PlanCall, CollectiveExecutable):
         """The results of a call whose kernel has returned before it had finished."""
         words = self._words
         try:
-            while words[STATUS] == NEEDS_FALLBACK:  # nothing was published yet
+            while words[WORD.status] == NEEDS_FALLBACK:  # nothing was published yet
                 arrays, results = self._fallback(arrays, results)
-                words[ARGUMENTS], words[RESULTS] = id(arrays) + TUPLE_HEAD, id(results) + TUPLE_HEAD
+                words[WORD.arguments], words[WORD.results] = id(arrays) + TUPLE_HEAD, id(results) + TUPLE_HEAD
                 self._kernel()
             self._wait()
             return results
@@ -270,18 +242,18 @@ class CollectiveGroup(PlanCall, CollectiveExecutable):
 
         It may be told twice of one.
         """
-        self.left_complete = self._words[STATUS] == FINISHED
-        untouched = self._words[STATUS] == NEEDS_FALLBACK and self._lending is None  # nothing was published, nor lent
+        self.left_complete = self._words[WORD.status] == FINISHED
+        untouched = self._words[WORD.status] == NEEDS_FALLBACK and self._lending is None  # nothing was published, nor lent
         if not self.left_complete and not untouched:
             self.registry.abandon(error, (arrays, results, self), self._diagnosis().name)
 
     def repeat(self, times: int, *arrays: Any) -> tuple[np.ndarray, ...]:
         """The results of `times` calls in a row, made as one native call: for benchmarks of the kernels."""
-        self.frame[REPEATS] = times
+        self.frame[WORD.repeats] = times
         try:
             return self(*arrays)
         finally:
-            self.frame[REPEATS] = 0
+            self.frame[WORD.repeats] = 0
 
     def _fallback(
         self, arrays: tuple[Any, ...], results: tuple[np.ndarray, ...]
@@ -290,7 +262,7 @@ class CollectiveGroup(PlanCall, CollectiveExecutable):
 
         All results are arrays in the heap: the kernel refuses one only when it is in use.
         """
-        pc = self._words[FAULT_PC]
+        pc = self._words[WORD.fault_pc]
         number = Opcode.BIND_ARG.read(self._code, pc, "argument")
         if number < 0 and self._lending is not None:  # something else refers to them, a debugger say
             return arrays, tuple([result.view() for result in results])
@@ -323,7 +295,7 @@ class CollectiveGroup(PlanCall, CollectiveExecutable):
     def _wait(self) -> None:
         began, seen, deadlocks, reached = 0.0, None, 0, None
         suspicious = _SUSPICIOUS
-        while (status := self._words[STATUS]) != FINISHED:
+        while (status := self._words[WORD.status]) != FINISHED:
             if status == BUDGET_SPENT:
                 self._budget_spent()
             elif status == MISMATCH:
@@ -331,15 +303,15 @@ class CollectiveGroup(PlanCall, CollectiveExecutable):
             elif status == MESSAGE_FAULT:
                 raise self._fault(lambda: self._messages.fault(self._diagnosis().name, self._words))
             elif status == READ_FAULT:
-                raise self._fault(lambda: self._diagnosis().unreadable(self._words[READ_ERROR]))
+                raise self._fault(lambda: self._diagnosis().unreadable(self._words[WORD.read_error]))
             elif status == FAILED and self._is_done():
                 return
             else:
-                if reached != (place := (int(self._words[PC]), int(self._words[MESSAGE_REACHED]))):
+                if reached != (place := (int(self._words[WORD.pc]), int(self._words[WORD.message_reached]))):
                     began, seen, reached, suspicious = time.monotonic(), None, place, _SUSPICIOUS
                 waited = time.monotonic() - began
-                communicator = self.communicators[self.plan.collective(self._words[PC])]
-                waits = status == WAITING and int(self._code[self._words[PC]]) == Opcode.WAIT
+                communicator = self.communicators[self.plan.collective(self._words[WORD.pc])]
+                waits = status == WAITING and int(self._code[self._words[WORD.pc]]) == Opcode.WAIT
                 # A peer may have done its part before it left: only a wait in vain after that is a failure.
                 failure = self.world.watch.failure(self._unfinished())
                 late = seen is not None and (waits or waited > _SILENT)
@@ -349,16 +321,16 @@ class CollectiveGroup(PlanCall, CollectiveExecutable):
                 if waited > self.world.timeout:
                     raise self._diagnosis().timed_out(waited)
                 if status == WAITING:
-                    self.registry.waiting_for[communicator.number] = int(self._words[PEER])
+                    self.registry.waiting_for[communicator.number] = int(self._words[WORD.peer])
                 if waits:
                     entry = communicator.entry
-                    cycle = self.registry.waits.wait(entry, self._words[PEER], *self._goal())
+                    cycle = self.registry.waits.wait(entry, self._words[WORD.peer], *self._goal())
                     deadlocks = deadlocks + 1 if cycle else 0
                     if deadlocks == 2:
                         raise self._diagnosis().deadlock(cycle)
                 elif status == WAITING and waited > suspicious:
                     suspicious *= 2
-                    found = self.registry.reports(communicator, [self._words[PEER]])
+                    found = self.registry.reports(communicator, [self._words[WORD.peer]])
                     call, hash = self.registry.own_call(communicator)
                     if any(report["call"][0] == call and report["call"][1] not in (0, hash) for report in found.values()):
                         raise self._diagnosis().mismatch(found)
@@ -391,25 +363,26 @@ class CollectiveGroup(PlanCall, CollectiveExecutable):
     def _goal(self) -> tuple[int, int]:
         """The counter that the kernel waits for, and the count."""
         counter, number, value = (
-            Opcode.WAIT.read(self._code, self._words[PC], operand) for operand in ("counter", "communicator", "value")
+            Opcode.WAIT.read(self._code, self._words[WORD.pc], operand) for operand in ("counter", "communicator", "value")
         )
         return counter, int(self.registry.bases[number]) + value
 
     def _is_done(self) -> bool:
         """True when a rank failed after everything was done, and nothing that was read can have changed: finish the call."""
         frame = self.frame
-        if int(self._code[frame[PC]]) != Opcode.END or frame[REPEATS] > 1 or not self.registry.is_intact(self.members):
+        at_end = int(self._code[frame[WORD.pc]]) == Opcode.END and frame[WORD.repeats] <= 1
+        if not at_end or not self.registry.is_intact(self.members):
             return False
-        frame[PC] = 0
+        frame[WORD.pc] = 0
         return True
 
     def _budget_spent(self) -> None:
-        """Fail: INSTRUCTION_BUDGET, which only tests set, is spent."""
+        """Fail: the budget of instructions, which only tests set, is spent."""
         raise AssertionError("the budget of instructions is spent")
 
     def _diagnosis(self) -> Diagnosis:
-        number = self.plan.collective(self._words[PC])
-        return Diagnosis(self.registry, self.calls[number], self.communicators[number], self._words[PEER])
+        number = self.plan.collective(self._words[WORD.pc])
+        return Diagnosis(self.registry, self.calls[number], self.communicators[number], self._words[WORD.peer])
 
 
 

@@ -13,16 +13,7 @@ import numpy as np
 
 from ...errors import FunccollError, RendezvousError
 from ...ir import Program
-from ...kernels.frame import (
-    CELL_EVENTS,
-    CELL_HISTORY,
-    CELL_NUMBER,
-    CELL_TEXT,
-    LINE_BYTES,
-    RECORD_EVENTS,
-    RECORD_HISTORY,
-    RECORD_TEXT,
-)
+from ...kernels.frame import CELL, LINE_BYTES, RECORD
 from ...mesh import ReplicaGroups, number_hosts
 from ...program_difference import HASH_CHARACTERS, ProgramRow, program_rows
 from ...weak_values import WeakValues
@@ -72,7 +63,7 @@ class Communicators:
         self.floors = np.zeros(_MAX_COMMUNICATORS, np.int64)
         """By communicator, a count that the counters of all its ranks have reached: see RESERVE."""
         self.contention = np.zeros(2, np.int64)
-        """The waits' record of other processes that want this one's core: see CONTENTION in `kernels.frame`."""
+        """The waits' record of other processes that want this one's core: see `contention` in `kernels.frame`."""
         self.busy = bytearray(_MAX_COMMUNICATORS)
         """By communicator, 1 while one of its calls runs: a call from inside it, by a signal handler say, is refused."""
         self.call_sites: WeakValues[int, CallSite] = WeakValues()
@@ -212,7 +203,7 @@ class Communicators:
         with self._lock:
             known = {mine.number: mine for mine, _ in self._known.values()}
         for number in numbers:
-            word = self._record(known[number].control, known[number].rank, RECORD_EVENTS)
+            word = self._record(known[number].control, known[number].rank, RECORD.events)
             events, history = Events.of(int(word)), self.histories[number : number + 1]
             history[...] = _mixed(history.item(), place, 7)
             word[...] = events._replace(exceptions=_mixed(events.exceptions, place, 5)).word
@@ -259,7 +250,7 @@ class Communicators:
 
     def events(self, rank: int, communicator: Communicator) -> Events:
         """The exceptions and decisions in the history of a rank of this host."""
-        return Events.of(int(self._record(communicator.control, communicator.members.index(rank), RECORD_EVENTS)))
+        return Events.of(int(self._record(communicator.control, communicator.members.index(rank), RECORD.events)))
 
     def decisions(self, rank: int, communicator: Communicator) -> dict[int, Decided]:
         """By number, the last decisions in the history of a rank of this host."""
@@ -283,16 +274,16 @@ class Communicators:
         for ring in communicator.control.rings:
             shape = (ring.cells, ring.cell_bytes // 8)
             cells = self.heap.view(ring.of(communicator.members.index(rank)), shape, np.int64)
-            for words in cells[cells[:, CELL_NUMBER // 8] > 0].tolist():
-                text = self._description(words[CELL_TEXT // 8])
-                found[words[CELL_NUMBER // 8]] = words[CELL_HISTORY // 8], Events.of(words[CELL_EVENTS // 8]), text
+            for words in cells[cells[:, CELL.number // 8] > 0].tolist():
+                text = self._description(words[CELL.text // 8])
+                found[words[CELL.number // 8]] = words[CELL.history // 8], Events.of(words[CELL.events // 8]), text
         return found
 
     def descriptions(self, communicator: Communicator) -> dict[int, dict[str, str]]:
         """The call that each rank of this host entered last over the communicator's axes, by the names of DESCRIPTION."""
         (blocks,) = (blocks for mine, blocks in self._known.values() if mine is communicator)
         records = {rank: control.record(i) for members, control in blocks for i, rank in enumerate(members)}
-        texts = {rank: int(self.heap.view(record + RECORD_TEXT, (), np.int64)) for rank, record in records.items()}
+        texts = {rank: int(self.heap.view(record + RECORD.text, (), np.int64)) for rank, record in records.items()}
         return {rank: self._description(text) for rank, text in texts.items() if self.notes.is_here(rank)}
 
     def _description(self, start: int) -> dict[str, str]:
@@ -379,7 +370,7 @@ class Communicators:
     def _line(self, control: ControlBlock, rank: int) -> tuple[int, int, int]:
         """(instructions done since it entered, hash, counter) of a rank's control line."""
         counter, number, hash = self.heap.view(control.line(rank), (3,), np.int64).tolist()
-        return counter - number, hash ^ int(self._record(control, rank, RECORD_HISTORY)), counter
+        return counter - number, hash ^ int(self._record(control, rank, RECORD.history)), counter
 
     # ------------------------------------------------------------ threads
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...kernels.frame import RECORD_DECISIONS, RECORD_EVENTS
+from ...kernels.frame import RECORD
 from .heap import Heap
 
 __all__ = ["Decided", "DecisionLog", "Events", "read_log"]
@@ -23,7 +23,7 @@ _TEXT_BYTES = 256
 
 
 class Events(NamedTuple):
-    """The word RECORD_EVENTS: a hash of the exceptions in a rank's history, and how many decisions it has, modulo 65,536."""
+    """A record's word `events`: a hash of the exceptions in the history, and how many decisions it has, modulo 65,536."""
 
     exceptions: int
     decisions: int
@@ -56,9 +56,9 @@ class DecisionLog:
         entries[...] = 0
         view: Any = memoryview  # (NumPy's stubs: an array is a buffer)
         self._entries, self._histories = view(entries), view(histories)
-        self._events = view(heap.view(record + RECORD_EVENTS, (1,), np.int64))
+        self._events = view(heap.view(record + RECORD.events, (1,), np.int64))
         self._texts: dict[str, np.ndarray] = {}
-        heap.view(record + RECORD_DECISIONS, (), np.int64)[...] = heap.offset_of(entries)
+        heap.view(record + RECORD.decisions, (), np.int64)[...] = heap.offset_of(entries)
 
     def place(self, kind: str, where: str) -> int:
         """The offset of a text that names a decision's place, which is kept as long as the log."""
@@ -79,10 +79,10 @@ class DecisionLog:
 
 def read_log(heap: Heap, record: int) -> dict[int, Decided]:
     """By number, the last decisions of the rank of this host whose record that is."""
-    start = int(heap.view(record + RECORD_DECISIONS, (), np.int64))
+    start = int(heap.view(record + RECORD.decisions, (), np.int64))
     if not start:
         return {}
-    end = Events.of(int(heap.view(record + RECORD_EVENTS, (), np.int64))).decisions
+    end = Events.of(int(heap.view(record + RECORD.events, (), np.int64))).decisions
     entries = heap.view(start, (LOGGED, 2), np.int64).tolist()
     found = {}
     for number in range(max(0, end - LOGGED), end):

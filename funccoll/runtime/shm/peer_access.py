@@ -20,7 +20,7 @@ import numpy as np
 from ... import config, machine_profile
 from ...display import size_text
 from ...errors import RendezvousError
-from ...kernels.frame import OWNER_BITS, PEER_BYTES
+from ...kernels.frame import OWNER_BITS, PEER
 from ..job import process_memory
 from ..plans import staging
 from .heap import Heap
@@ -51,7 +51,7 @@ class PeerAccess:
         self._world = world
         self.start = heap.control[1] - 8 * _WORDS * (1 + world.world)
         self._table = heap.view(self.start, (1 + world.world, _WORDS), np.int64)
-        self.peers = np.zeros((world.world, PEER_BYTES // 8), np.int64)
+        self.peers = np.zeros((world.world, PEER.size // 8), np.int64)
         self.owner = (1 + world.rank) << OWNER_BITS
         self.bounds: machine_profile.DirectReads | None = None
         ranks = [rank for rank, host in enumerate(world.hosts) if host == world.hosts[world.rank]]

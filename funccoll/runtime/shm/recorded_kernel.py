@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...kernels.cpu import interpreter
-from ...kernels.frame import FINISHED, ROW, ROW_LABEL, ROWS_END, ROWS_FULL, STATUS
+from ...kernels.frame import FINISHED, ROWS_FULL, WORD
 from ...schedules.streams.instructions import Instruction, MemoryOperand, Opcode, disassemble
 from ...types import dtype_name
 from ..collective_call import CollectiveCall
@@ -62,12 +62,12 @@ class RecordedKernel:
                 self._began = file.recording(begin)
                 file.sample(self._began)
             file.make_room()
-            words[ROW_LABEL] = self._number << 32
+            words[WORD.row_label] = self._number << 32
             while status == ROWS_FULL:
-                words[ROW], words[ROWS_END] = file.span
+                words[WORD.row], words[WORD.rows_end] = file.span
                 self._kernel()
-                status = words[STATUS]
-                file.move_to(words[ROW], time.monotonic_ns() if status != FINISHED else 0)
+                status = words[WORD.status]
+                file.move_to(words[WORD.row], time.monotonic_ns() if status != FINISHED else 0)
                 if status == ROWS_FULL:
                     file.make_room()
             if status == FINISHED:

@@ -12,7 +12,7 @@ import pytest
 from funccoll import schedules
 from funccoll.errors import FunccollError
 from funccoll.kernels.cpu import combine_address
-from funccoll.kernels.frame import BUDGET_SPENT, CELL_HEAD_BYTES, FINISHED, MISMATCH, PC, PEER, WAITING
+from funccoll.kernels.frame import BUDGET_SPENT, CELL, FINISHED, MISMATCH, WAITING, WORD
 from funccoll.mesh import abstract_mesh
 from funccoll.runtime.collective_call import CollectiveCall, Operand
 from funccoll.runtime.plans.control_block import CELLS, CELLS_ON_SHARED_CORES, Communicator, ControlBlock
@@ -100,7 +100,7 @@ def test_the_ring_is_chosen_by_the_bytes_of_all_arrays():
     assert cells(plan_of("all_reduce", 2, arrays=13)) == {LARGE.cells}
     assert cells(plan_of("all_to_all", LARGE.capacity // 8)) == {LARGE.cells}
     assert Opcode.PUBLISH not in opcodes(plan_of("all_to_all", LARGE.capacity // 8 + 1))
-    assert LARGE.capacity >= 1024 and SMALL.capacity == SMALL.cell_bytes - CELL_HEAD_BYTES
+    assert LARGE.capacity >= 1024 and SMALL.capacity == SMALL.cell_bytes - CELL.size
 
 
 def test_larger_arrays_of_a_root_are_eager_where_ranks_share_cores():
@@ -152,7 +152,7 @@ def test_arrays_in_a_cell_begin_where_their_dtypes_may():
         [(3, np.int8), (1, np.float64), (1, np.int16), (2, np.complex128)])]  # fmt: skip
     plan = build_plan(calls, [Communicator(0, (0, 1, 2), 0, ControlBlock(4096, 3, cells=CELLS))] * len(calls))
     combines = [i for i in disassemble(plan.code.tolist()) if i.opcode == Opcode.COMBINE]
-    read = [[place.offset - CELL_HEAD_BYTES for place in i.memory["sources"][1:]] for i in combines]  # those of the other ranks
+    read = [[place.offset - CELL.size for place in i.memory["sources"][1:]] for i in combines]  # those of the other ranks
     assert read == [[0, 0], [8, 8], [16, 16], [32, 32]]
 
 
@@ -237,10 +237,10 @@ class Job:
     def step(self, rank, instructions):
         """Run this many instructions of a rank's call, and begin its next one at the end; False where it only waits."""
         call = self.current[rank]
-        before = int(call.frame[PC])
+        before = int(call.frame[WORD.pc])
         status = call.advance(instructions)
         if status == MISMATCH:
-            self.refused[rank] = int(call.frame[PEER]) - 10
+            self.refused[rank] = int(call.frame[WORD.peer]) - 10
         elif status == FINISHED:
             self.check(rank, self.numbers[rank], call)
             self.numbers[rank] += 1
@@ -248,7 +248,7 @@ class Job:
             self.current[rank] = self.begin(rank, self.numbers[rank])
         else:
             assert status in (BUDGET_SPENT, WAITING), status
-        return status != WAITING or int(call.frame[PC]) != before
+        return status != WAITING or int(call.frame[WORD.pc]) != before
 
     def check(self, rank, number, call):
         schedule = self.schedules[rank][number % len(self.ranks[rank])]

@@ -23,10 +23,10 @@ import numpy as np
 
 import funccoll as fc
 from funccoll.kernels import block
-from funccoll.kernels import frame as fields
 from funccoll.kernels.block import VECTOR_BYTES
 from funccoll.kernels.cuda import Combine, Scope, kernel_template
 from funccoll.kernels.cuda_compiler import Operations
+from funccoll.kernels.frame import BUDGET_SPENT, FAILED, FINISHED, WAITING, WORD
 from funccoll.kernels.reductions import Machine
 from funccoll.mesh import Mesh
 from funccoll.runtime.array_library import NUMPY
@@ -338,13 +338,13 @@ class SimulatedGpu:
         key = tuple(combines), scope
         if key not in self.kernels:
             self.kernels[key] = kernel_template(key[0], Operations(MACHINE, MEMORY), scope)
-        rows = frames[: blocks * fields.FRAME_WORDS].reshape(blocks, fields.FRAME_WORDS)
-        rows[:, [fields.SPINS, fields.YIELDS, fields.PATIENCE]] = 0
-        reporting = rows[:, [fields.ENDED, fields.REPORT]].copy()
+        rows = frames[: blocks * WORD.size].reshape(blocks, WORD.size)
+        rows[:, [WORD.spins, WORD.yields, WORD.patience]] = 0
+        reporting = rows[:, [WORD.ended, WORD.report]].copy()
         try:
             self.run(self.kernels[key], rows, reporting)
         finally:
-            rows[:, [fields.ENDED, fields.REPORT]] = reporting
+            rows[:, [WORD.ended, WORD.report]] = reporting
 
     def run(self, kernel: Any, rows: np.ndarray, reporting: np.ndarray) -> None:
         """Run blocks a few instructions at a time until all have ended. Such steps report to words of their own."""
@@ -359,23 +359,23 @@ class SimulatedGpu:
             first = self.random.choice(sorted(running))
             count = 2 if first + 1 in running and self.random.random() < 0.2 else 1
             ran = rows[first : first + count]
-            before = ran[:, fields.PC].copy()
+            before = ran[:, WORD.pc].copy()
             own[:, 0], own[:, 1] = word(int(reporting[first, 0])), 0
-            ran[:, fields.ENDED] = own.ctypes.data + own.strides[0] * np.arange(first, first + count)
-            ran[:, fields.REPORT] = ran[:, fields.ENDED] + own.strides[1]
-            ran[:, fields.INSTRUCTION_BUDGET] = self.random.choice(self.budgets)
+            ran[:, WORD.ended] = own.ctypes.data + own.strides[0] * np.arange(first, first + count)
+            ran[:, WORD.report] = ran[:, WORD.ended] + own.strides[1]
+            ran[:, WORD.instruction_budget] = self.random.choice(self.budgets)
             launch.step(first, count, rows[first].ctypes.data)
             self.steps += 1
             self.stepped()
             for number, pc in enumerate(before, first):
-                status = int(rows[number, fields.STATUS])
-                assert status in (fields.FINISHED, fields.WAITING, fields.BUDGET_SPENT, fields.FAILED), status
-                if status == fields.FAILED:
+                status = int(rows[number, WORD.status])
+                assert status in (FINISHED, WAITING, BUDGET_SPENT, FAILED), status
+                if status == FAILED:
                     self.end(launch, rows, number, reporting)
-                if status in (fields.FINISHED, fields.FAILED):
+                if status in (FINISHED, FAILED):
                     running.discard(number)
-                self.waits += status == fields.WAITING
-                waiting = waiting | {number} if status == fields.WAITING and rows[number, fields.PC] == pc else set()
+                self.waits += status == WAITING
+                waiting = waiting | {number} if status == WAITING and rows[number, WORD.pc] == pc else set()
             if not running:
                 return
         raise AssertionError(f"blocks {sorted(running)} never ended")
@@ -389,9 +389,9 @@ class SimulatedGpu:
 
     def end(self, launch: Launch, rows: np.ndarray, number: int, reporting: np.ndarray) -> None:
         """Run a block that cannot go on, as a GPU does: it reports that."""
-        rows[number, [fields.ENDED, fields.REPORT]], rows[number, fields.INSTRUCTION_BUDGET] = reporting[number], -1
+        rows[number, [WORD.ended, WORD.report]], rows[number, WORD.instruction_budget] = reporting[number], -1
         launch.step(number, 1, rows[number].ctypes.data)
-        assert rows[number, fields.STATUS] != fields.FINISHED
+        assert rows[number, WORD.status] != FINISHED
 
 
 class Simulated:

@@ -58,7 +58,7 @@ FAULTS: dict[str, AbstractContextManager[Any]] = {
     "a plain store for the release": memory("store_release_gpu", "store"),
     "a plain load for the acquire": memory("load_acquire_gpu", "load"),
     "a report for the GPU alone": memory("store_release_sys", "store_release_gpu"),
-    "a release in shared memory": source(SOURCE.replace("store(frame + 8 * STATUS", "store_release(frame + 8 * STATUS")),
+    "a release in shared memory": source(SOURCE.replace("store(frame + FRAME.status", "store_release(frame + FRAME.status")),
 }  # fmt: skip
 
 

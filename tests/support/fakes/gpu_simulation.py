@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import funccoll as fc
-from funccoll.kernels import frame as fields
+from funccoll.kernels.frame import WORD
 from tests.support.fakes import cuda_simulation, fake_cuda, fake_cupy
 from tests.support.fakes.fake_cublas import FakeCublas
 from tests.support.fakes.thread_order import SHARED_WITH_OTHERS
@@ -31,7 +31,7 @@ def install(simulated: cuda_simulation.SimulatedGpu) -> None:
         code = repr((combines, scope)).encode()
 
         def run(grid: Any, frames: int) -> None:
-            words = grid[0] * fields.FRAME_WORDS
+            words = grid[0] * WORD.size
             rows = np.ndarray((words,), np.int64, (ctypes.c_int64 * words).from_address(frames))
             simulated.launch(combines, grid[0], rows, scope)
 

@@ -20,7 +20,7 @@ import numpy as np
 
 import funccoll as fc
 from funccoll import P
-from funccoll.kernels.frame import INSTRUCTION_BUDGET
+from funccoll.kernels.frame import WORD
 from funccoll.mesh import Mesh
 from funccoll.runtime.job import world
 from funccoll.runtime.plans import staging
@@ -207,9 +207,9 @@ class Mortal:
         call = CollectiveGroup.__call__
 
         def counted(group: Any, *arrays: Any) -> Any:
-            budget = group.frame[INSTRUCTION_BUDGET] = max(0, self.last - self.executed)
+            budget = group.frame[WORD.instruction_budget] = max(0, self.last - self.executed)
             found = call(group, *arrays)
-            self.executed += int(budget - group.frame[INSTRUCTION_BUDGET])
+            self.executed += int(budget - group.frame[WORD.instruction_budget])
             return found
 
         CollectiveGroup.__call__ = counted

@@ -7,9 +7,8 @@ import time
 
 import numpy as np
 
-from funccoll.kernels import frame as fields
 from funccoll.kernels.cpu import interpreter
-from funccoll.kernels.frame import WAITING
+from funccoll.kernels.frame import ACCUMULATOR_BYTES, WAITING, WORD
 from funccoll.mesh import abstract_mesh
 from funccoll.runtime.collective_call import CollectiveCall, Operand
 from funccoll.runtime.plans.control_block import Cells, Communicator, ControlBlock
@@ -70,19 +69,19 @@ class Rank:
             self.code[word] = id(kind)
         self.input, self.output = (shared.array(n, dtype) for n in (shape[0], operand.out_shape[0]))
         self.arguments, self.results = (self.input,), (self.output,)
-        self.operands, self.accumulator = np.zeros(plan.max_operands, np.int64), np.zeros(fields.ACCUMULATOR_BYTES, np.uint8)
-        self.frame, self.contention = np.zeros(fields.FRAME_WORDS, np.int64), shared.contention
-        tables = ((fields.CODE, self.code), (fields.ADDRESSES, self.addresses), (fields.BASES, shared.bases),
-                  (fields.OPERANDS, self.operands), (fields.ACCUMULATOR, self.accumulator), (fields.FLOORS, shared.floors),
-                  (fields.CONTENTION, self.contention), (fields.HISTORIES, shared.histories))  # fmt: skip
+        self.operands, self.accumulator = np.zeros(plan.max_operands, np.int64), np.zeros(ACCUMULATOR_BYTES, np.uint8)
+        self.frame, self.contention = np.zeros(WORD.size, np.int64), shared.contention
+        tables = ((WORD.code, self.code), (WORD.addresses, self.addresses), (WORD.bases, shared.bases),
+                  (WORD.operands, self.operands), (WORD.accumulator, self.accumulator), (WORD.floors, shared.floors),
+                  (WORD.contention, self.contention), (WORD.histories, shared.histories))  # fmt: skip
         for word, table in tables:
             self.frame[word] = table.ctypes.data
-        for word, arrays in ((fields.ARGUMENTS, self.arguments), (fields.RESULTS, self.results)):
+        for word, arrays in ((WORD.arguments, self.arguments), (WORD.results, self.results)):
             self.frame[word] = id(arrays) + tuple.__basicsize__
-        self.frame[fields.HEAP] = self.frame[fields.FAILURE] = shared.base
-        self.frame[fields.HEAP_BYTES] = MEMORY
-        self.frame[[fields.SPINS, fields.YIELDS, fields.PATIENCE, fields.INSTRUCTION_BUDGET]] = 400, 200, 100_000_000, -1
-        self.frame[fields.NDARRAY], self.frame[fields.UNSHARED_REFCOUNT] = id(np.ndarray), 1 << 31
+        self.frame[WORD.heap] = self.frame[WORD.failure] = shared.base
+        self.frame[WORD.heap_bytes] = MEMORY
+        self.frame[[WORD.spins, WORD.yields, WORD.patience, WORD.instruction_budget]] = 400, 200, 100_000_000, -1
+        self.frame[WORD.ndarray], self.frame[WORD.unshared_refcount] = id(np.ndarray), 1 << 31
         self.kernel = interpreter(self.frame.ctypes.data)
 
     def run(self, seconds: float = 120.0) -> int:
@@ -90,13 +89,13 @@ class Rank:
         end = time.monotonic() + seconds
         while True:
             self.kernel()
-            status = self.frame[fields.STATUS]
+            status = self.frame[WORD.status]
             if status != WAITING or time.monotonic() > end:
                 return status
 
     def advance(self, instructions: int) -> int:
         """The status after at most this many instructions: BUDGET_SPENT after all of them. A wait in vain is not repeated."""
-        self.frame[[fields.SPINS, fields.YIELDS, fields.PATIENCE]] = 0
-        self.frame[fields.INSTRUCTION_BUDGET] = instructions
+        self.frame[[WORD.spins, WORD.yields, WORD.patience]] = 0
+        self.frame[WORD.instruction_budget] = instructions
         self.kernel()
-        return int(self.frame[fields.STATUS])
+        return int(self.frame[WORD.status])

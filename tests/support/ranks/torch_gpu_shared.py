@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import funccoll as fc
-from funccoll.kernels import frame as fields
+from funccoll.kernels.frame import WORD
 from tests.support.cases import torch_gpu_cases as cases
 from tests.support.fakes import fake_cuda, fake_nccl, peer_simulation
 
@@ -28,7 +28,7 @@ def install(simulated: peer_simulation.PeerSimulatedGpu) -> None:
         code = repr((scope, [(op, dtype.name) for op, dtype in combines])).encode()
 
         def run(grid: Any, address: int) -> None:
-            words = (ctypes.c_int64 * (grid[0] * fields.FRAME_WORDS)).from_address(address)
+            words = (ctypes.c_int64 * (grid[0] * WORD.size)).from_address(address)
             simulated.launch(combines, grid[0], np.ctypeslib.as_array(words), scope)
 
         fake_cuda.Module.kernels[code] = {"run": run}

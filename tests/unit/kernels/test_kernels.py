@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 from numba import njit
 
-from funccoll.kernels import frame as fields
 from funccoll.kernels import intrinsics
 from funccoll.kernels.cpu import combine_address, interpreter
-from funccoll.kernels.frame import FAILED, FINISHED, MISMATCH, NEEDS_FALLBACK, WAITING
+from funccoll.kernels.frame import ACCUMULATOR_BYTES, FAILED, FINISHED, MISMATCH, NEEDS_FALLBACK, WAITING, WORD
 from funccoll.primitives.combining import fold
 from funccoll.schedules import algorithms, build
 from funccoll.schedules.collective import KINDS
@@ -32,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"
 
 SLOW = pytest.mark.slow
 COMBINE = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * 9)
-ACCUMULATOR = np.zeros(fields.ACCUMULATOR_BYTES, np.uint8)
+ACCUMULATOR = np.zeros(ACCUMULATOR_BYTES, np.uint8)
 NOWHERE = ACCUMULATOR.ctypes.data, ACCUMULATOR.ctypes.data
 
 
@@ -191,7 +190,7 @@ def test_a_peer_that_runs_something_else_is_noticed_before_anything_moves():
         me = Rank(rank, memory, schedule, 64, np.dtype(np.float32), "sum", identity=f"program {rank}")
         me.input[:], me.output[:] = rank, -99
         assert me.run() == MISMATCH
-        assert me.frame[fields.PEER] == 10 + 1 - rank
+        assert me.frame[WORD.peer] == 10 + 1 - rank
         assert (me.output == -99).all()
 
     assert in_processes(2, body) == [0, 0]
@@ -203,7 +202,7 @@ def test_a_rank_that_waits_gives_python_a_turn_and_sees_a_failure():
     combine_address("sum", np.dtype(np.float32))
     me = Rank(0, mmap.mmap(-1, MEMORY), schedule, 64, np.dtype(np.float32), "sum")
     assert me.run(seconds=0) == WAITING
-    assert me.frame[fields.PEER] == 11
+    assert me.frame[WORD.peer] == 11
     me.memory[:8].view(np.int64)[0] = 2
     assert me.run() == FAILED
 
@@ -240,15 +239,15 @@ def test_what_the_kernel_cannot_bind_is_named():
 
     def fault(argument: object, result: np.ndarray) -> int:
         tables = (argument,), (result,)
-        me.frame[[fields.ARGUMENTS, fields.RESULTS]] = [id(table) + tuple.__basicsize__ for table in tables]
-        me.frame[fields.PEER] = 77
+        me.frame[[WORD.arguments, WORD.results]] = [id(table) + tuple.__basicsize__ for table in tables]
+        me.frame[WORD.peer] = 77
         assert me.run() == NEEDS_FALLBACK
-        assert me.frame[fields.PEER] == 77
+        assert me.frame[WORD.peer] == 77
         assert not me.memory[4096 : 4096 + 256].any()
-        return Opcode.BIND_ARG.read(me.code, me.frame[fields.FAULT_PC], "argument")
+        return Opcode.BIND_ARG.read(me.code, me.frame[WORD.fault_pc], "argument")
 
     assert fault(1.0, me.output) == 0
     assert fault(np.ones(128, np.float32)[::2], me.output) == 0
     assert fault(np.ones(64, np.float32), me.output) == 0  # private, and without a staging buffer
-    me.frame[fields.UNSHARED_REFCOUNT] = 0
+    me.frame[WORD.unshared_refcount] = 0
     assert fault(me.input, me.output) == ~0

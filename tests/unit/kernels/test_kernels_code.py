@@ -12,24 +12,24 @@ import numpy as np
 import pytest
 
 from funccoll.kernels import cpu, object_cache
-from funccoll.kernels.frame import FRAME_WORDS
+from funccoll.kernels.frame import WORD
 
 SUM = """
 import ctypes, sys
 import numpy as np
 from funccoll.kernels import cpu
-from funccoll.kernels import frame as fields
+from funccoll.kernels.frame import ACCUMULATOR_BYTES, FINISHED, FRAME, WORD
 from funccoll.schedules.streams.instructions import Opcode
-frame = np.zeros(fields.FRAME_WORDS, np.int64)
+frame = np.zeros(WORD.size, np.int64)
 code = np.array(Opcode.END.encode())
-frame[fields.CODE], frame[fields.FAILURE] = code.ctypes.data, frame.ctypes.data + 8 * fields.IGNORED
-frame[fields.INSTRUCTION_BUDGET] = -1
-frame[fields.STATUS] = -1
+frame[WORD.code], frame[WORD.failure] = code.ctypes.data, frame.ctypes.data + FRAME.ignored
+frame[WORD.instruction_budget] = -1
+frame[WORD.status] = -1
 cpu.interpreter(frame.ctypes.data)()
-assert frame[fields.STATUS] == fields.FINISHED
+assert frame[WORD.status] == FINISHED
 combine = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * 9)(cpu.combine_address("sum", np.dtype(np.float32)))
 xs, out = np.arange(8000, dtype=np.float32).reshape(4, 2000), np.zeros(2000, np.float32)
-accumulator = np.zeros(fields.ACCUMULATOR_BYTES, np.uint8).ctypes
+accumulator = np.zeros(ACCUMULATOR_BYTES, np.uint8).ctypes
 srcs, dsts = np.array([x.ctypes.data for x in xs]), np.array([out.ctypes.data])
 at = accumulator.data
 combine(at, at, dsts.ctypes.data, 1, srcs.ctypes.data, 4, 2000, 0, at)
@@ -49,7 +49,7 @@ def imports_numba(**environment: str) -> bool:
 
 def test_a_process_that_finds_all_kernels_imports_no_numba(tmp_path, monkeypatch):
     """The interpreter is copied from what this machine has: it takes seconds to compile."""
-    cpu.interpreter(np.zeros(FRAME_WORDS, np.int64).ctypes.data)
+    cpu.interpreter(np.zeros(WORD.size, np.int64).ctypes.data)
     (interpreter,) = object_cache.cache_directory().glob(f"interpret_cpu-{object_cache._key()}.o")
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     shutil.copy(interpreter, object_cache.cache_directory())

@@ -17,7 +17,7 @@ import pytest
 
 import funccoll
 from funccoll.kernels import cpu, object_cache
-from funccoll.kernels.frame import FRAME_WORDS
+from funccoll.kernels.frame import WORD
 from funccoll.kernels.object_cache import address_of, cache_directory
 
 MINE = os.geteuid()
@@ -173,7 +173,7 @@ def test_a_user_without_a_home():
 
 @pytest.mark.slow
 def test_kernels_of_a_kept_file_compute(monkeypatch, tmp_path):
-    cpu.interpreter(np.zeros(FRAME_WORDS, np.int64).ctypes.data)
+    cpu.interpreter(np.zeros(WORD.size, np.int64).ctypes.data)
     (interpreter,) = cache_directory().glob(f"interpret_cpu-{object_cache._key()}.o")  # it takes seconds to compile
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
     shutil.copy(interpreter, cache_directory())

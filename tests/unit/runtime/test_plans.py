@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from funccoll import schedules
-from funccoll.kernels.frame import LINE_HEAD_BYTES
+from funccoll.kernels.frame import LINE
 from funccoll.mesh import abstract_mesh
 from funccoll.runtime.collective_call import CollectiveCall, Operand
 from funccoll.runtime.plans.control_block import Communicator, ControlBlock
@@ -181,7 +181,7 @@ def test_what_must_be_allocated():
 
     few = build_plan([collective("all_reduce", (9,), 0)], [communicator()])
     enter = instructions(few, Opcode.ENTER)[0]
-    assert enter.operands["table"] == 4096 + LINE_HEAD_BYTES and not any(needed.words for needed in allocations(few))
+    assert enter.operands["table"] == 4096 + LINE.size and not any(needed.words for needed in allocations(few))
 
     many = build_plan([collective("all_reduce", (9,), *range(10))], [communicator()])
     (table,) = [needed for needed in allocations(many) if needed.words]

@@ -1,0 +1,50 @@
+"""Layouts of the records that kernels and Python share: places without gaps, no field that nothing uses."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from funccoll.kernels import frame
+from funccoll.kernels.frame import layout, word
+from tests.repo.layers import FILES
+
+RECORDS = {
+    frame.FrameRecord: ("FRAME", "WORD"), frame.LibraryRecord: ("LIBRARY", "WORD"), frame.LineHead: ("LINE",),
+    frame.CellHead: ("CELL",), frame.RecordHead: ("RECORD",), frame.MessageRow: ("MESSAGE",), frame.PeerRow: ("PEER",),
+    frame.RecordedRow: ("ROW",),
+}  # fmt: skip
+"""Record -> the names by which modules know its layouts."""
+AT_THE_BEGINNING = {"LineHead.counter", "RecordedRow.place"}
+"""Fields that kernels address as their record."""
+
+
+@given(st.lists(st.integers(1, 9), min_size=1), st.sampled_from((1, 8)))
+def test_places(widths: list[int], unit: int) -> None:
+    fields = {f"field_{i}": word("A field.", words) for i, words in enumerate(widths)} | {"size": word("Its size.", 0)}
+    places: Any = layout(type("Record", (), fields), unit)
+    assert places._fields == (*fields,) and places[0] == 0
+    assert [after - before for before, after in pairwise(places)] == [unit * words for words in widths]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
+def test_fields(record: Any) -> None:
+    """Each declared field has a place, documentation, and a use: a word that nothing reads or writes is not kept."""
+    source = "\n".join(path.read_text() for path in FILES if path.name != "frame.py")
+    assert layout(record)._fields == tuple(record.__annotations__) and record.__doc__
+    for name in record.__annotations__:
+        field = vars(record)[name]
+        assert re.fullmatch(r"[A-Z`].*\.", field.documentation), name
+        if name in ("size", "unused") or f"{record.__name__}.{name}" in AT_THE_BEGINNING:
+            continue
+        assert re.search(rf"\b({'|'.join(RECORDS[record])})\.{name}\b", source), f"nothing uses {record.__name__}.{name}"
+
+
+def test_units() -> None:
+    assert [8 * number for number in frame.WORD] == [*frame.FRAME]  # pyright: ignore
+    assert [8 * number for number in frame.LIBRARY_WORD] == [*frame.LIBRARY]  # pyright: ignore
