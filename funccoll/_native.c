@@ -22,7 +22,7 @@
 #error "the flags of calls are guarded by the GIL"
 #endif
 
-static PyObject *str_call_slowly, *str_finish, *str_interrupted, *str_left_complete, *str_is_one_block, *str_is_whole, *str_view,
+static PyObject *str_call_slowly, *str_finish, *str_interrupted, *str_is_one_block, *str_is_whole, *str_view,
     *str_find_local, *str_shift;
 static PyTypeObject *ndarray_type, *mapping_type;
 
@@ -203,7 +203,8 @@ typedef struct {
     Py_ssize_t *communicators;
     PyObject *kept;        /* list of tuples of results, one for a call */
     PyObject *others;      /* makes such a tuple */
-    char is_quick;        /* 0 where the kernel is another one: while a profile is recorded */
+    char is_quick;         /* 0 where the kernel is another one: while a profile is recorded */
+    char is_complete;      /* 1 when the last call has done everything that others wait for */
 } PlanCall;
 
 static PyTypeObject PlanCallType;
@@ -291,6 +292,7 @@ set_busy(PlanCall *self, char value)
 static int
 plan_call_run(PlanCall *self, PyObject *const *arrays, Py_ssize_t count, PyObject **results)
 {
+    self->is_complete = 0;
     if (!self->is_quick || self->kernel == NULL || count != self->nargs
         || *self->owner != (int64_t)PyThread_get_thread_ident())
         return 0;
@@ -301,11 +303,6 @@ plan_call_run(PlanCall *self, PyObject *const *arrays, Py_ssize_t count, PyObjec
     PyObject *found = unused_results(self);
     if (found == NULL) {
         set_busy(self, 0);
-        PyObject *type, *value, *traceback;
-        PyErr_Fetch(&type, &value, &traceback);
-        int noted = PyObject_SetAttr((PyObject *)self, str_left_complete, Py_False);
-        (void)noted;  /* if there is no memory for that either, what is there is from an earlier exception */
-        PyErr_Restore(type, value, traceback);
         return BEFORE_IT_BEGAN;
     }
     self->frame[self->word.arguments] = (int64_t)(intptr_t)arrays;
@@ -346,6 +343,7 @@ plan_call_run(PlanCall *self, PyObject *const *arrays, Py_ssize_t count, PyObjec
         Py_INCREF(PyTuple_GET_ITEM(found, i));
     set_busy(self, 0);
     *results = found;
+    self->is_complete |= found != NULL;  /* `interrupted` says what a call is that an exception leaves */
     return found == NULL ? -1 : 1;
 }
 
@@ -424,6 +422,7 @@ static PyMethodDef plan_call_methods[] = {
 
 static PyMemberDef plan_call_members[] = {
     {"is_quick", T_BOOL, offsetof(PlanCall, is_quick), 0, "False where calls go through `call_slowly`."},
+    {"is_complete", T_BOOL, offsetof(PlanCall, is_complete), 0, "True when the last call has done all that others wait for."},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -1195,7 +1194,7 @@ PyInit__native(void)
 {
     struct { PyObject **name; const char *text; } names[] = {
         {&str_call_slowly, "call_slowly"}, {&str_finish, "finish"}, {&str_interrupted, "interrupted"},
-        {&str_left_complete, "left_complete"}, {&str_is_one_block, "is_one_block"}, {&str_view, "view"},
+        {&str_is_one_block, "is_one_block"}, {&str_view, "view"},
         {&str_find_local, "find_local"}, {&str_is_whole, "is_whole"}, {&str_shift, "shift"},
     };
     for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++)

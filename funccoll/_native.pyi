@@ -9,6 +9,7 @@ def array_fits(array: Any, address: int, dtype: Any, shape: tuple[int, ...], con
 
 class PlanCall:
     is_quick: bool
+    is_complete: bool
     def bind(
         self, kernel: Callable[[], object], frame: int, words: tuple[int, int, int], owner: int, busy: bytearray,
         communicators: tuple[int, ...], kept: list[Any], others: Callable[[], tuple[Any, ...]], nargs: int, nresults: int, /,

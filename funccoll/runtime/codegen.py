@@ -13,6 +13,7 @@ import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from threading import get_ident
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -76,11 +77,8 @@ class GeneratedProgram:
     run: Callable[..., Any]
     executables: Sequence[CollectiveExecutable]
     _transport: Transport
-    _code: Any
-    _calls_before: Mapping[int, int]
-    """By the line of the function that calls them, how many of `executables` were called before it."""
-    _loops: frozenset[int]
-    """The lines of that function which run control flow."""
+    _left: dict[int, int]
+    """By thread, the progress word of a call that an exception has just left: see `_Builder.driver`."""
     _sources: Mapping[Any, Sequence[Source | None]]
     """The user's lines of each segment, by its code: one for each line after the head."""
     identity: str = ""
@@ -105,8 +103,7 @@ class GeneratedProgram:
             if isinstance(error, IndexError) and (note := self._bad_index(error)):
                 error.add_note(note)
         if self.executables:
-            done, inside = (len(self.executables), False) if complete else self._progress(error)
-            self._transport.note_exception(self.executables, done, inside, error)
+            self._transport.note_exception(self.executables, len(self.executables) if complete else self._progress(), error)
         hide_frames(error)
 
     def _source(self, error: BaseException) -> Source | None:
@@ -126,25 +123,15 @@ class GeneratedProgram:
             trace = trace.tb_next
         return "" if trace is None else self._segments[trace.tb_frame.f_code].note(trace.tb_frame, trace.tb_lineno - 2)
 
-    def _progress(self, error: BaseException) -> tuple[int, bool]:
-        """The number of complete calls, and whether the exception comes from the next one.
+    def _progress(self) -> int:
+        """The number of complete calls of a program that an exception leaves in this thread.
 
-        An exception that comes from neither the generated code nor a call came last: from making Arrays of the results.
+        One that has not left the generated code came last: from making Arrays of the results.
         """
-        trace = error.__traceback__
-        while trace is not None:
-            code, inner = trace.tb_frame.f_code, trace.tb_next
-            if code is self._code:
-                before = self._calls_before.get(trace.tb_lineno, 0)  # the head, on entry
-                calls = self._calls_before.get(trace.tb_lineno + 1, len(self.executables)) - before
-                if trace.tb_lineno in self._loops:  # in any iteration: an earlier one may have called them
-                    return before + calls, False
-                # An interrupt in the line of a call, and not in what it calls, comes when that has returned.
-                return (before + calls, False) if inner is None else (before, bool(calls))
-            if trace.tb_frame.f_locals.get("self") is self.run:  # the program is one call
-                return 0, True
-            trace = inner
-        return len(self.executables), False
+        if self.whole is not None:
+            return int(self.whole.completed_last_call)
+        word = self._left.pop(get_ident(), len(self.executables))
+        return word if word >= 0 else ~word + self.executables[~word].completed_last_call
 
 
 def compile_program(
@@ -165,10 +152,8 @@ def compile_program(
     calls = builder.calls
     if run is None:
         (whole,) = calls
-        return GeneratedProgram(
-            whole.function, calls, transport, None, {}, frozenset(), {}, builder.known_identity, calls, whole=whole
-        )
-    quiet, code, original = _QUIET(), run.__code__, run
+        return GeneratedProgram(whole.function, calls, transport, {}, {}, builder.known_identity, calls, whole=whole)
+    quiet, original = _QUIET(), run
 
     def execute(*copies: Copies) -> Sequence[Copies]:
         return run_in_context(quiet, run, *copies)
@@ -187,10 +172,9 @@ def compile_program(
     recorded = transport.device.record(execute_in_users if any(eqn.reports for eqn in program.equations) else execute, program)
     profiled = RecordedProgram(program.label, builder.parts, original, replace)
     register(profiled)
-    loops = frozenset(builder.loops)
     return GeneratedProgram(
-        recorded, calls, transport, code, builder.calls_before, loops, builder.sources, builder.known_identity,
-        builder.unconditional, profiled, builder.segments_of,
+        recorded, calls, transport, builder.left, builder.sources, builder.known_identity, builder.unconditional, profiled,
+        builder.segments_of,
     )  # fmt: skip
 
 
@@ -235,12 +219,11 @@ class _Builder:
         self.segments = 0
         self.call_steps: dict[int, int] = {}  # the number of executables that a step calls
         self.loop_steps: set[int] = set()
-        self.loops: set[int] = set()
+        self.left: dict[int, int] = {}
+        """See `GeneratedProgram`."""
         self.calls: list[CollectiveExecutable] = []
         self.unconditional: list[CollectiveExecutable] = []
         """Those of `calls` that each execution reaches."""
-        self.calls_before: dict[int, int] = {}
-        """By line of the driver, the number of calls before it."""
         self.sources: dict[Any, list[Source | None]] = {}
         """By code of a segment, the user's line of each of its equations."""
         self.segments_of: dict[Any, SegmentOperands] = {}
@@ -339,30 +322,37 @@ class _Builder:
         pending.clear()
 
     def driver(self, outputs: list[str]) -> str:
-        """The function that calls segments and collectives, dropping every value after its last reader."""
+        """The function that calls segments and collectives, dropping every value after its last reader.
+
+        It keeps a progress word: before the first call 0, then ~number of the last one that it has begun, which says itself
+        whether it is complete. A step of control flow counts as complete from its beginning, when the word becomes the number
+        of calls up to its end: what an exception leaves in an iteration may follow on the calls of an earlier one.
+        """
         kept = {a for a in self.program.outputs if type(a) is Var}
         last_reader = {var: i for i, (_, reads) in enumerate(self.steps) for var in reads}
         last: dict[int, list[str]] = {}
         for var, i in last_reader.items():
             if var not in kept:
                 last.setdefault(i, []).append(self.variables[var])
-        lines = []
+        calls, keeps_word = 0, bool(self.calls) and not self.inside
+        lines = ["done = 0"] if keeps_word else []
         # One device computes as the user's own code does. Several must compute alike, in one process or in many.
         if self.mesh.size > 1 and not self.inside and any(eqn.primitive.blas for eqn, _ in self.program.executed()):
             keep = keep_threads()
             lines += [f"{self.names.of(keep, 'f')}()"] if keep else []
-        calls = 0
         for i, (step, _) in enumerate(self.steps):
-            self.calls_before[2 + len(lines)] = calls  # the first line is the head
+            if keeps_word and self.call_steps.get(i):
+                lines.append(f"done = {calls + self.call_steps[i] if i in self.loop_steps else f'~{calls}'}")
             calls += self.call_steps.get(i, 0)
-            self.loops.update({2 + len(lines)} if i in self.loop_steps else ())
             lines += step
             if i in last:
-                self.calls_before[2 + len(lines)] = calls
                 lines.append(f"del {', '.join(sorted(last[i]))}")
-        self.calls_before[2 + len(lines)] = calls
-        parameters = ", ".join(self.name(v) for v in self.program.inputs)
-        body = "\n    ".join([*lines, f"return ({''.join(f'{o}, ' for o in outputs)})"])
+        lines.append(f"return ({''.join(f'{o}, ' for o in outputs)})")
+        if keeps_word:
+            left, thread = self.names.of(self.left, "left"), self.names.of(get_ident, "f")
+            lines = ["try:", *(f"    {line}" for line in lines)]
+            lines += ["except BaseException:", f"    {left}[{thread}()] = done", "    raise"]
+        parameters, body = ", ".join(self.name(v) for v in self.program.inputs), "\n    ".join(lines)
         return f"def run({parameters}):\n    {body}\n"
 
     def output(self, atom: Atom) -> str:

@@ -117,7 +117,7 @@ class MpiCall(AgreedExecutable):
                 _check(call)
         bound, self.inputs, self.outputs = bind_arguments(calls)
         super().__init__(transport.agree(bound))
-        self._left_complete = False
+        self._is_complete = False
         ranks = {call.groups: ranks for call, ranks in zip(self.agreement.calls, self.agreement.communicators, strict=True)}
         self._parts = [part for call in bound for part in _parts(call, ranks[call.groups])]
         self._diagnosis = Diagnosis(self.registry, bound[0], self.agreement.communicators[0], self.registry.world.rank)
@@ -130,25 +130,23 @@ class MpiCall(AgreedExecutable):
 
         Raises: what a collective of a schedule raises. None runs any more after an error within MPI.
         """
-        self._left_complete = agreed = complete = False
+        self._is_complete = False
         self._check(arrays)
         kept: list[Any] = [arrays]
         try:
             self.agreement()
-            agreed = True
             results = self._run(arrays, kept)
-            complete = True
+            self._is_complete = True
             return tuple(results)
         except BaseException as error:
-            self._left_complete = complete
-            if not complete and (agreed or self.agreement.left_complete):
+            if self.agreement.is_complete and not self._is_complete:
                 self.registry.abandon(error, kept, self._diagnosis.name)  # what MPI may still write to is kept
             raise
 
     @property
-    def was_left_complete(self) -> bool:
+    def completed_last_call(self) -> bool:
         """See `CollectiveExecutable`."""
-        return self._left_complete
+        return self._is_complete
 
     def _check(self, arrays: Sequence[Any]) -> None:
         """Raise FunccollError for arrays that it was not made for, before the ranks agree that all of them are in it."""

@@ -82,9 +82,9 @@ class CollectiveExecutable:
             del work  # see `Work.run`
 
     @property
-    def was_left_complete(self) -> bool:
-        """True when an exception has left the last call after everything was done that other processes wait for."""
-        return self.agreement is not None and self.agreement.left_complete
+    def completed_last_call(self) -> bool:
+        """True when the last call has done all that other processes wait for, whether or not an exception has left it then."""
+        return self.agreement is not None and self.agreement.is_complete
 
 
 class FunctionExecutable(CollectiveExecutable):
@@ -106,7 +106,10 @@ class FunctionExecutable(CollectiveExecutable):
 
 
 class AgreedExecutable(CollectiveExecutable):
-    """Collectives that are executed elsewhere when the hosts of all ranks have agreed that they are in the same ones."""
+    """Collectives that are executed elsewhere when the hosts of all ranks have agreed that they are in the same ones.
+
+    A call begins by setting `agreement.is_complete` to False, before anything can be raised.
+    """
 
     def __init__(self, agreement: CollectiveGroup):
         self._agreement = agreement
@@ -168,14 +171,11 @@ class Transport:
         """
         raise NotImplementedError
 
-    def note_exception(
-        self, executables: Sequence[CollectiveExecutable], done: int, inside: bool, error: BaseException
-    ) -> None:
+    def note_exception(self, executables: Sequence[CollectiveExecutable], done: int, error: BaseException) -> None:
         """Take note of an exception that leaves a program after `done` of its collectives, which these are in order.
 
-        `inside` says that it comes from the next call, which may be complete. When a process goes on after an exception
-        that others have not had, the next collective is refused on all of them. An exception of one process is one of all
-        its devices.
+        When a process goes on after an exception that others have not had, the next collective is refused on all of them.
+        An exception of one process is one of all its devices.
         """
 
     def decision(
@@ -228,11 +228,9 @@ class AgreedTransport(Transport):
     def __init__(self, host: SharedMemoryTransport):
         self.host = host
 
-    def note_exception(
-        self, executables: Sequence[CollectiveExecutable], done: int, inside: bool, error: BaseException
-    ) -> None:
+    def note_exception(self, executables: Sequence[CollectiveExecutable], done: int, error: BaseException) -> None:
         """See `Transport`. An exception after an agreement has ended the job already; any other one is the host's to note."""
-        self.host.note_exception(executables, done, inside, error)
+        self.host.note_exception(executables, done, error)
 
     def decision(
         self, executables: Sequence[CollectiveExecutable], kind: str, source: Source | None, identity: str

@@ -150,17 +150,16 @@ class NcclCall(AgreedExecutable):
         Raises: what a collective of the host raises, before anything is enqueued; MeshError, on all ranks, where several use
         one GPU. What fails on the GPU is raised by a later call, or by `NcclTransport.check`.
         """
+        self.agreement.is_complete = False
         self.job.check()
-        agreed = False
         try:
             self.agreement()
-            agreed = True
             communicators = {part.groups: self.transport.communicator(self.mesh, part.groups) for part in chain(*self.steps)}
             return self._enqueue(communicators, arrays)
         except MeshError:  # all ranks refuse alike, and nothing was enqueued
             raise
         except BaseException as error:
-            if not (agreed or self.agreement.left_complete or self.job.is_over):
+            if not (self.agreement.is_complete or self.job.is_over):
                 raise
             ended_by = self.job.failure
             self.job.fail(error, self._diagnosis.name)  # the others have enqueued what this rank has not

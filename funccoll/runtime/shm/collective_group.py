@@ -87,8 +87,6 @@ class CollectiveGroup(PlanCall, CollectiveExecutable):
         self.communicators = [self._communicator(call, number) for call in self.calls]
         self.members = sorted({m for c in self.communicators for m in c.members})
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
-        self.left_complete = False
-        """True when an exception has left the last call after everything was done."""
         self._claim = self.registry.claim(self.communicators)
         self._numbers = tuple(sorted(self._claim.numbers))
         all_here = self.heap.nranks == self.world.world  # on this host
@@ -190,7 +188,6 @@ class CollectiveGroup(PlanCall, CollectiveExecutable):
 
     def call_slowly(self, arrays: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
         """Call it by Python alone, if it may be called now: the first time, in another thread, while it is recorded."""
-        self.left_complete = False
         require_turn(self.registry, self._claim, self.calls[0].source)
         if len(arrays) != self._count:
             raise wrong_count(len(arrays), self._count, self.calls[0])
@@ -210,13 +207,14 @@ class CollectiveGroup(PlanCall, CollectiveExecutable):
             self._kernel()
             if words[WORD.status] != FINISHED:
                 results = self.finish(arrays, results)
+            self.is_complete = True
             if lending is not None:
                 return lending.receive(results)
             return (*results,)  # a new tuple: the pool must see that its arrays are in use
         except BaseException as error:
             if began:
                 self.interrupted(arrays, results, error)
-            if lending is not None and (self.left_complete or not began):
+            if lending is not None and (self.is_complete or not began):
                 lending.repair()
             raise
         finally:
@@ -242,9 +240,9 @@ class CollectiveGroup(PlanCall, CollectiveExecutable):
 
         It may be told twice of one.
         """
-        self.left_complete = self._words[WORD.status] == FINISHED
+        self.is_complete = self._words[WORD.status] == FINISHED
         untouched = self._words[WORD.status] == NEEDS_FALLBACK and self._lending is None  # nothing was published, nor lent
-        if not self.left_complete and not untouched:
+        if not self.is_complete and not untouched:
             self.registry.abandon(error, (arrays, results, self), self._diagnosis().name)
 
     def repeat(self, times: int, *arrays: Any) -> tuple[np.ndarray, ...]:

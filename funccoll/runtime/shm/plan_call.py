@@ -30,6 +30,9 @@ _NOBODY = memoryview(b"\0" * 8).cast("q")
 class PythonPlanCall:
     """See `PlanCall` in `_native.c`, in the place of which it stands."""
 
+    is_complete = False
+    """True when the last call has done all that others wait for, whether or not an exception has left it then."""
+
     def bind(
         self, kernel: Callable[[], int], frame: int, words: tuple[int, int, int], owner: int, busy: bytearray,
         communicators: tuple[int, ...], kept: list[tuple[np.ndarray, ...]], others: Callable[[], tuple[np.ndarray, ...]],
@@ -53,10 +56,12 @@ class PythonPlanCall:
 
     def __call__(self, *arrays: Any) -> tuple[np.ndarray, ...]:
         """This rank's results."""
+        self.is_complete = False
         return self.packed(arrays) if len(arrays) == self._nargs else self.call_slowly(arrays)
 
     def packed(self, arrays: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
         """The same from a tuple of the right length."""
+        self.is_complete = False
         number, busy = self._number, self._busy
         if self._owner[0] != get_ident() or busy[number]:
             return self.call_slowly(arrays)
@@ -72,12 +77,11 @@ class PythonPlanCall:
             began = True
             if self._plain():
                 results = self.finish(arrays, results)
+            self.is_complete = True
             return (*results,)  # a new tuple: the pool must see that its arrays are in use
         except BaseException as error:
             if began:
                 self.interrupted(arrays, results, error)
-            else:
-                self.left_complete = False
             raise
         finally:
             busy[number] = 0
@@ -88,7 +92,6 @@ class PythonPlanCall:
 
     finish: Callable[..., tuple[np.ndarray, ...]]
     interrupted: Callable[..., None]
-    left_complete: bool
 
 
 PlanCall: Any = PythonPlanCall if extension is None else extension.PlanCall

@@ -194,11 +194,8 @@ class SharedMemoryTransport(Transport):
             along.setdefault(call.groups, []).append(call)
         return CollectiveGroup(self.job.communicators, self.number, [*map(Agreement.to, along.values())])
 
-    def note_exception(
-        self, executables: Sequence[CollectiveExecutable], done: int, inside: bool, error: BaseException
-    ) -> None:
+    def note_exception(self, executables: Sequence[CollectiveExecutable], done: int, error: BaseException) -> None:
         """See `Transport`. Before the first collective of a program is complete, a retry fits what the others do."""
-        done += inside and executables[done].was_left_complete
         registry = self.job.known_communicators
         if not done or registry is None or registry.broken is not None:
             return

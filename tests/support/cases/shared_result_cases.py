@@ -366,7 +366,7 @@ def interrupted_anywhere(times: int) -> tuple[int, int, dict[int, int], list[tup
             with interrupt_at(number):
                 results = group(x)
         except KeyboardInterrupt:
-            if group.left_complete:
+            if group.is_complete:
                 complete += 1
             else:
                 repeated += 1

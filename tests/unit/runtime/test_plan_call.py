@@ -47,7 +47,6 @@ def group(
     class Group(KINDS[kind]):
         def __init__(self) -> None:
             self.log: list[Any] = []
-            self.left_complete: bool | None = None
             self.frame, self.owner, self.busy = np.zeros(3, np.int64), np.zeros(1, np.int64), bytearray(8)
             self.owner[0] = threading.get_ident()
             self.pool = ResultPool([lambda: np.zeros(2)] * nresults, [16] * nresults)
@@ -77,7 +76,7 @@ def group(
 
         def interrupted(self, arrays: Any, results: Any, error: BaseException) -> None:
             self.log.append(("interrupted", type(error)))
-            self.left_complete = self.frame[STATUS] == 0
+            self.is_complete = bool(self.frame[STATUS] == 0)
 
     return Group()
 
@@ -177,7 +176,7 @@ def test_an_interrupt_while_the_kernel_runs(kind, status):
             call(np.zeros(2))
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert not any(call.busy)
+    assert not any(call.busy) and call.is_complete == (status == 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -186,11 +185,11 @@ def test_no_memory_for_results(kind):
         raise MemoryError
 
     call = group(kind, add_one)
-    call.left_complete = True  # from an earlier exception
+    call.is_complete = True  # an earlier call
     call.pool.make = [none]
     with pytest.raises(MemoryError):
         call(np.zeros(2))
-    assert call.left_complete is False and not call.log and not any(call.busy)
+    assert not call.is_complete and not call.log and not any(call.busy)
 
 
 @pytest.mark.parametrize("kind", KINDS)
