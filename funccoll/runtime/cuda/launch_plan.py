@@ -69,7 +69,6 @@ def build_launch_plan(
     next_slot, first_array, most = 0, 0, 0
     for call in calls:
         layouts, segments = cut_in_channels(call, channels)
-        dtypes = [operand.dtype for operand in call.operands]
         for g, members in enumerate(groups):
             for c in range(channels):
                 slots = Slots(next_slot, len(members), len(layouts))
@@ -77,9 +76,7 @@ def build_launch_plan(
                 for r, device in enumerate(members):
                     block = device * channels + c
                     communicator = Communicator(0, tuple(members), r, control[g][c])
-                    planned = PlannedCollective(
-                        call.schedule, layouts, dtypes, call.op, communicator, 0, slots, [segments[c]], target=target
-                    )
+                    planned = PlannedCollective(call, layouts, communicator, 0, slots, [segments[c]], target=target)
                     written = write_collective(codes[block], [], planned, bases[block])
                     bases[block], most = written.base, max(most, written.max_operands)
                     for i, layout in enumerate(layouts):

@@ -102,8 +102,7 @@ def build_peer_plan(call: CollectiveCall, rank: int, counters: Sequence[Sequence
         for i, layout in segment.layouts.items():
             _copy(code, _ranges(layout, sorted(chunks[rank])), layout.itemsize, int(inputs[i, c]), copies + i)
         communicator = Communicator(0, tuple(members), rank, PeerCounters(0, nranks, addresses=tuple(counters[c])))
-        dtypes = [operand.dtype for operand in call.operands]
-        planned = PlannedCollective(schedule, layouts, dtypes, call.op, communicator, 0, slots, [segment], target=target)
+        planned = PlannedCollective(call, layouts, communicator, 0, slots, [segment], target=target)
         written = write_collective(code, [], planned, 0)
         for i in mine.outputs:
             if i in segment.layouts:

@@ -14,6 +14,7 @@ from ...schedules.chunk_layout import ChunkLayout, StridedRange
 from ...schedules.schedule import Schedule
 from ...schedules.streams.instructions import NO_CELL, NO_COPY, MemoryOperand, Opcode
 from ...schedules.streams.streams import Streams
+from ..collective_call import CollectiveCall
 from .control_block import Communicator
 from .slots import Slots
 from .staging import Part, is_strided
@@ -54,12 +55,10 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class PlannedCollective:
-    """A collective of several arrays, with everything that its code depends on."""
+    """A call of one rank, with everything that its code depends on."""
 
-    schedule: Schedule
+    call: CollectiveCall
     layouts: Sequence[ChunkLayout]
-    dtypes: Sequence[np.dtype]
-    op: str
     communicator: Communicator
     hash: int
     """A hash of the call, the same on all ranks: a peer that shows another one runs something else."""
@@ -77,6 +76,11 @@ class PlannedCollective:
     lends: bool = False
     """True where the root of a broadcast may lend its argument: then its slot of scratch has the address, else the heap's."""
     target: Target = CPU
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule that is executed."""
+        return self.call.schedule if self.one_result is None else self.one_result.schedule
 
     @property
     def span(self) -> int:
@@ -260,10 +264,11 @@ class SegmentWriter:
                 self.read_peer(peer)
         self.max_operands = max(self.max_operands, len(dsts) + len(srcs) + 1)
         sign = -1 if c.non_temporal else 1
-        divisor = p if c.op == "mean" and len(srcs) > 1 and s.completes[i] else 0
+        op = c.call.op
+        divisor = p if op == "mean" and len(srcs) > 1 and s.completes[i] else 0
         root = s.schedule.collective.root
         for number in self.segment.layouts:
-            dtype, begin = c.dtypes[number], len(self.code)
+            dtype, begin = c.call.operands[number].dtype, len(self.code)
             may_skip = c.lends and self.rank != root
             if may_skip:
                 self.emit(Opcode.SKIP_LENT, slot=self.slots.scratch(root, number), words=0)
@@ -271,11 +276,11 @@ class SegmentWriter:
                 places = [self.place(number, slot, at * dtype.itemsize, step * dtype.itemsize) for slot, at, step in starts]
                 destinations, sources = places[: len(dsts)], places[len(dsts) :]
                 self.transit.before(destinations, sources, rows, length * dtype.itemsize)
-                if p == len(sources) == 1 and c.op in ("max", "min"):  # a single NaN becomes the canonical one, too
+                if p == len(sources) == 1 and op in ("max", "min"):  # a single NaN becomes the canonical one, too
                     sources = sources * 2
                 if len(sources) > 1:
                     self.emit(
-                        Opcode.COMBINE, function=c.target.combine(c.op, dtype), count=sign * length, itemsize=dtype.itemsize,
+                        Opcode.COMBINE, function=c.target.combine(op, dtype), count=sign * length, itemsize=dtype.itemsize,
                         divisor=divisor, rows=rows, destinations=destinations, sources=sources,
                     )  # fmt: skip
                 else:
@@ -303,7 +308,7 @@ class SegmentWriter:
         peer = self.members[(to if sends else source) % p]
         most = self.collective.communicator.piece_bytes
         for number in self.segment.layouts:
-            itemsize = self.collective.dtypes[number].itemsize
+            itemsize = self.segment.layouts[number].itemsize
             for length, rows, starts in aligned(self.runs(i, number)):
                 slot, at, step = starts[1 if sends else 0]
                 for begin, nbytes, turn in pieces(length * itemsize, rows, most):

@@ -143,12 +143,11 @@ def build_plan(
         planned.append(_planned(call, communicator, slots, shares_results))
         slots += planned[-1].slots.count
     bindings = _Bindings()
-    for call, collective in zip(calls, planned, strict=True):
-        bindings.add(call, collective)
+    for collective in planned:
+        bindings.add(collective)
     code, starts, bases, max_operands, sites = bindings.code, list[int](), dict[int, int](), 0, dict[int, CallSite]()
     messages: list[Message] = []
-    for part, ring in _entries(calls, planned):
-        entered, collectives = calls[part], planned[part]
+    for collectives, ring in _entries(planned):
         number, hash = collectives[0].communicator.number, _hash(collectives)
         if ring is None:
             (collective,) = collectives
@@ -159,6 +158,7 @@ def build_plan(
             written, begins = write_eagerly(code, collectives, ring, hash, bases.get(number, 0))
         starts += begins
         bases[number], max_operands = written.base, max(max_operands, written.max_operands)
+        entered = [collective.call for collective in collectives]
         text = description(entered)
         bindings.allocate(len(text), words=tuple(written.text_words), content=text)
         sites[hash] = _call_site(entered, collectives[0])
@@ -202,9 +202,8 @@ def _planned(
         nbytes = max(used for _, used in staged)
     inputs = kind.input_chunks if cut else 1
     slots = Slots(first_slot, schedule.nranks, len(layouts), inputs, staged=bool(cut))
-    dtypes = [o.dtype for o in operands]
     return PlannedCollective(
-        schedule, layouts, dtypes, call.op, communicator, call.hash(segments, lends or one_result is not None), slots, segments,
+        call, layouts, communicator, call.hash(segments, lends or one_result is not None), slots, segments,
         nbytes, reads_directly=direct, is_eager=is_eager, one_result=one_result, lends=lends,
     )  # fmt: skip
 
@@ -223,25 +222,22 @@ def _layouts(schedule: Schedule, operands: Sequence[Operand]) -> list[ChunkLayou
     return layouts
 
 
-def _entries(
-    calls: Sequence[CollectiveCall], planned: Sequence[PlannedCollective]
-) -> Iterator[tuple[slice, CellRing | None]]:
+def _entries(planned: Sequence[PlannedCollective]) -> Iterator[tuple[Sequence[PlannedCollective], CellRing | None]]:
     """The collectives that are entered together, and their cells: eager ones in a row that read no result of each other."""
     begin, results = 0, 0
-    while begin < len(calls):
+    while begin < len(planned):
         end, first, ring = begin, planned[begin], None
-        while end < len(calls) and planned[end].is_eager and planned[end].communicator is first.communicator:
-            if any(o.argument is not None and o.argument < 0 and ~o.argument >= results for o in calls[end].operands):
+        while end < len(planned) and planned[end].is_eager and planned[end].communicator is first.communicator:
+            if any(o.argument is not None and o.argument < 0 and ~o.argument >= results for o in planned[end].call.operands):
                 break
             layouts = [layout for collective in planned[begin : end + 1] for layout in collective.layouts]
             larger = ring_of([collective.schedule for collective in planned[begin : end + 1]], layouts, first.communicator)
             if larger is None:
                 break
             end, ring = end + 1, larger
-        end = max(end, begin + 1)
-        yield slice(begin, end), ring
-        results += sum(o.argument is not None for call in calls[begin:end] for o in call.operands)
-        begin = end
+        entered, begin = planned[begin : max(end, begin + 1)], max(end, begin + 1)
+        yield entered, ring
+        results += sum(o.argument is not None for collective in entered for o in collective.call.operands)
 
 
 def _exceeds_caches(operands: Sequence[Operand], communicator: Communicator) -> bool:
@@ -253,13 +249,14 @@ def _exceeds_caches(operands: Sequence[Operand], communicator: Communicator) -> 
     return len(communicator.members) * nbytes >= NON_TEMPORAL * communicator.cache_bytes
 
 
-def _shared_result(call: CollectiveCall, collective: PlannedCollective, i: int) -> SharedResult:
+def _shared_result(collective: PlannedCollective, i: int) -> SharedResult:
     """Array i of a collective whose results are shared."""
     members, slots = collective.communicator.members, collective.slots
     if collective.one_result is not None:
         return SharedResult(members, members[HOLDER], slots.output(HOLDER, i), None)
-    root, always = collective.schedule.collective.root, _exceeds_caches(call.operands, collective.communicator)
-    return SharedResult(members, members[root], slots.scratch(root, i), call.operands[i].argument, always)
+    root, operands = collective.schedule.collective.root, collective.call.operands
+    always = _exceeds_caches(operands, collective.communicator)
+    return SharedResult(members, members[root], slots.scratch(root, i), operands[i].argument, always)
 
 
 def _hash(collectives: Sequence[PlannedCollective]) -> int:
@@ -295,9 +292,9 @@ class _Bindings:
         self._allocations: list[Allocation] = []
         self._empty: list[int] = []
 
-    def add(self, call: CollectiveCall, collective: PlannedCollective) -> None:
+    def add(self, collective: PlannedCollective) -> None:
         """Bind the slots of one collective."""
-        rank, slots = collective.communicator.rank, collective.slots
+        call, rank, slots = collective.call, collective.communicator.rank, collective.slots
         has_output = bool(call.schedule.collective.has_output(rank))
         if collective.one_result is not None:
             has_output = rank == HOLDER
@@ -328,7 +325,7 @@ class _Bindings:
             else:
                 self._empty.append(output)  # no rank touches it
             if collective.lends or collective.one_result is not None:
-                self.shared[len(self.results)] = _shared_result(call, collective, i)
+                self.shared[len(self.results)] = _shared_result(collective, i)
             self.results.append((operand, has_output))
 
     def _bind(self, argument: int, slot: int, nbytes: int, buffer: int, count: int = 0) -> None:
