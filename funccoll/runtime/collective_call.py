@@ -17,8 +17,8 @@ from ..primitives.collectives.record import lowering
 from ..types import dtype_name
 
 if TYPE_CHECKING:
+    from ..schedules.chunk_layout import ChunkLayout
     from ..schedules.schedule import Schedule
-    from .plans.plan_writer import Segment
 
 __all__ = ["NATIVE_ALGORITHMS", "NOTHING", "CollectiveCall", "CopyGroups", "Operand", "bind_arguments", "groups_of"]
 
@@ -198,9 +198,9 @@ class CollectiveCall:
         over, algorithm = str(self.groups), self.schedule.algorithm
         return str(collective), op, shapes, dtypes, over, algorithm, line, self.key, self.argument_types
 
-    def hash(self, segments: Sequence[Segment], is_shared: bool = False) -> int:
+    def hash(self, segments: Sequence[Mapping[int, ChunkLayout]], is_shared: bool = False) -> int:
         """A hash of the call and of how its arrays are cut, odd; a rank publishes it when it enters, and peers compare it."""
-        cut = [[(i, layout.ranges) for i, layout in segment.layouts.items()] for segment in segments]
+        cut = [[(i, layout.ranges) for i, layout in segment.items()] for segment in segments]
         shared = " shared" if is_shared else ""
         text = f"{self.key} {self.schedule!r} {self.schedule.digest} {self.op} {self.operands} {cut}{shared}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little") | 1

@@ -18,7 +18,7 @@ from ...schedules.chunk_layout import ChunkLayout, cut_as_one, in_segments
 from ...schedules.streams.instructions import Opcode
 from ..collective_call import CollectiveCall
 from ..plans.control_block import Communicator, ControlBlock
-from ..plans.plan_writer import PlannedCollective, Segment, Target, write_collective
+from ..plans.plan_writer import PlannedCollective, Target, write_collective
 from ..plans.slots import Slots
 
 __all__ = ["LaunchPlan", "build_launch_plan", "cut_in_channels"]
@@ -82,7 +82,7 @@ def build_launch_plan(
                     for i, layout in enumerate(layouts):
                         inputs[first_array + i, device, c] = slots.of(r, 0, i)
                         outputs[first_array + i, device, c] = slots.output(r, i)
-                        capacity = segments[c].layouts[i].capacity if i in segments[c].layouts else 0
+                        capacity = segments[c][i].capacity if i in segments[c] else 0
                         nbytes = capacity * call.schedule.scratch_chunks * layout.itemsize
                         if nbytes:
                             scratch[slots.scratch(r, i)] = nbytes
@@ -100,12 +100,12 @@ def _control_bytes(groups: Sequence[Sequence[int]]) -> int:
     return ControlBlock(0, max(map(len, groups))).nbytes
 
 
-def cut_in_channels(call: CollectiveCall, channels: int) -> tuple[list[ChunkLayout], list[Segment]]:
-    """The layouts of all arrays, and of each channel's segment of them."""
+def cut_in_channels(call: CollectiveCall, channels: int) -> tuple[list[ChunkLayout], list[dict[int, ChunkLayout]]]:
+    """The layouts of all arrays, and those of each channel's segment of them."""
     kind = call.schedule.collective
     layouts = [ChunkLayout.of(kind, o.shape, o.dtype.itemsize, o.dim, o.concat_dim) for o in call.operands]
     if len(layouts) > 1 and kind.input_blocks == kind.output_blocks == 1 and call.schedule.prove().left_fold:
         layouts = cut_as_one(layouts)
     if channels == 1 or not any(math.prod(operand.shape) for operand in call.operands):
-        return layouts, [Segment(dict(enumerate(layouts)), {}), *[Segment({}, {})] * (channels - 1)]
-    return layouts, [Segment(found, {}) for found in in_segments(layouts, channels)]
+        return layouts, [dict(enumerate(layouts)), *[{}] * (channels - 1)]
+    return layouts, in_segments(layouts, channels)

@@ -76,7 +76,7 @@ def build_peer_plan(call: CollectiveCall, rank: int, counters: Sequence[Sequence
     layouts, segments = cut_in_channels(call, channels)
     scratch = {
         (i, c): layout.capacity * schedule.scratch_chunks * layout.itemsize
-        for c, segment in enumerate(segments) for i, layout in segment.layouts.items()
+        for c, segment in enumerate(segments) for i, layout in segment.items()
     }  # fmt: skip
     chunks = [shared_chunks(schedule.streams().verify(), r) for r in range(nranks)]
     touched = [_touched(call, r, bool(chunks[r]), scratch) for r in range(nranks)]
@@ -99,14 +99,14 @@ def build_peer_plan(call: CollectiveCall, rank: int, counters: Sequence[Sequence
         for i in range(narrays):
             inputs[i, c] = slots.of(rank, 0, i)
             outputs[i, c] = results + i if i in mine.outputs else slots.output(rank, i)
-        for i, layout in segment.layouts.items():
+        for i, layout in segment.items():
             _copy(code, _ranges(layout, sorted(chunks[rank])), layout.itemsize, int(inputs[i, c]), copies + i)
         communicator = Communicator(0, tuple(members), rank, PeerCounters(0, nranks, addresses=tuple(counters[c])))
         planned = PlannedCollective(call, layouts, communicator, 0, slots, [segment], target=target)
         written = write_collective(code, [], planned, 0)
         for i in mine.outputs:
-            if i in segment.layouts:
-                kind, layout = schedule.collective, segment.layouts[i]
+            if i in segment:
+                kind, layout = schedule.collective, segment[i]
                 rows = range(kind.input_chunks, kind.input_chunks + kind.output_chunks)
                 _copy(code, _ranges(layout, rows), layout.itemsize, slots.output(rank, i), results + i)
         code += Opcode.ADVANCE.encode(communicator=0, span=written.base)

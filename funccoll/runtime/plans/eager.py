@@ -62,8 +62,7 @@ def write_eagerly(
     offsets = _offsets([layout for collective in collectives for layout in collective.layouts])
     entry, writers = _SharedCell(collectives[0].slots, ring), list[_EagerWriter]()
     for collective in collectives:
-        (segment,) = collective.segments
-        writers.append(_EagerWriter(code, [], collective, segment, base, 0, entry=entry, offsets=offsets))
+        writers.append(_EagerWriter(code, [], collective, base, entry=entry, offsets=offsets))
         offsets = offsets[len(collective.layouts) :]
     first, starts = writers[0], [len(code)]
     first.reserve()

@@ -17,11 +17,11 @@ from ...schedules.streams.streams import Streams
 from ..collective_call import CollectiveCall
 from .control_block import Communicator
 from .slots import Slots
-from .staging import Part, is_strided
+from .staging import Part, is_strided, staged_parts
 from .transit import Message, Transit, pieces
 
 __all__ = [
-    "CPU", "EAGER_SPAN", "NON_TEMPORAL", "PlannedCollective", "Segment", "SegmentWriter", "Target", "Written",
+    "CPU", "EAGER_SPAN", "NON_TEMPORAL", "PlannedCollective", "SegmentWriter", "Target", "Written",
     "write_collective",
 ]  # fmt: skip
 
@@ -46,13 +46,6 @@ class Target(NamedTuple):
 CPU = Target(combine_address)
 
 
-class Segment(NamedTuple):
-    """A range of every chunk: the layouts of the arrays that it has a part of, by number, and their staged parts."""
-
-    layouts: Mapping[int, ChunkLayout]
-    parts: Mapping[int, Sequence[Part]]
-
-
 @dataclass(frozen=True)
 class PlannedCollective:
     """A call of one rank, with everything that its code depends on."""
@@ -63,10 +56,11 @@ class PlannedCollective:
     hash: int
     """A hash of the call, the same on all ranks: a peer that shows another one runs something else."""
     slots: Slots
-    segments: Sequence[Segment]
-    """One, without staged parts, for arguments that are copied whole."""
-    segment_bytes: int = 0
-    """Bytes of the staging buffer for one segment."""
+    segments: Sequence[Mapping[int, ChunkLayout]]
+    """The layouts of a range of every chunk, by the number of each array that has a part of it; one for all of the arrays where
+    arguments are copied whole."""
+    shared: Mapping[int, int] = field(default_factory=dict)
+    """Where inputs are staged, the chunks that peers read: see `shared_chunks`."""
     reads_directly: bool = False
     """True where peers read private arguments themselves, so that nothing is staged."""
     is_eager: bool = False
@@ -101,6 +95,16 @@ class PlannedCollective:
         nbytes = ranks * sum((layout.input.size + layout.output.size) * layout.itemsize for layout in self.layouts)
         return self.target.has_non_temporal and nbytes >= NON_TEMPORAL * self.communicator.cache_bytes
 
+    @cached_property
+    def staged(self) -> list[tuple[Mapping[int, Sequence[Part]], int]]:
+        """The staged parts of each segment, by array, and the bytes of a buffer for their copies."""
+        return [staged_parts(segment, self.shared) if self.slots.staged else ({}, 0) for segment in self.segments]
+
+    @cached_property
+    def segment_bytes(self) -> int:
+        """Bytes of the staging buffer for one segment."""
+        return max(nbytes for _, nbytes in self.staged)
+
     @property
     def staging_bytes(self) -> int:
         """Bytes of the staging buffer: two segments overlap."""
@@ -130,8 +134,8 @@ def write_collective(code: list[int], messages: list[Message], collective: Plann
     """Append a collective's code, and its messages; `base` is the advance of the communicator's counters by the code before."""
     span = collective.span
     writers = [
-        SegmentWriter(code, messages, collective, segment, base + k * span, k % 2 * collective.segment_bytes)
-        for k, segment in enumerate(collective.segments)
+        SegmentWriter(code, messages, collective, base + k * span, k)
+        for k in range(len(collective.segments))
     ]
     writers[0].stage_copies()
     for writer, following in zip(writers, [*writers[1:], None], strict=True):
@@ -148,10 +152,9 @@ class SegmentWriter:
     code: list[int]
     messages: list[Message]
     collective: PlannedCollective
-    segment: Segment
     base: int
-    staging: int
-    """The offset of this segment's copies in the staging buffer."""
+    segment: int = 0
+    """The number of the segment."""
     known: set[int] = field(default_factory=set)
     checked: set[int] = field(default_factory=set)
     text_words: list[int] = field(default_factory=list)
@@ -163,6 +166,8 @@ class SegmentWriter:
         self.transit = Transit(self.code, self.messages, self.collective.streams, communicator.rank, communicator.number)
         self.number, self.rank, self.members = communicator.number, communicator.rank, communicator.members
         self.control, self.slots = communicator.control, self.collective.slots
+        self.layouts, (self.parts, _) = self.collective.segments[self.segment], self.collective.staged[self.segment]
+        self.staging = self.segment % 2 * self.collective.segment_bytes  # the offset of its copies in the staging buffer
 
     def emit(self, opcode: Opcode, **values: object) -> None:
         """An instruction."""
@@ -223,21 +228,21 @@ class SegmentWriter:
 
     def published(self, rank: int) -> dict[str, int]:
         """The slots that a rank publishes for this segment's arrays."""
-        numbers = list(self.segment.layouts) or [0]
+        numbers = list(self.layouts) or [0]
         first, slots = numbers[0], self.slots
-        narrays = numbers[-1] - first + 1 if self.segment.layouts else 0
+        narrays = numbers[-1] - first + 1 if self.layouts else 0
         return {"narrays": narrays, "width": slots.width, "slot": slots.of(rank, 0, first), "stride": slots.stride}
 
     def stage_copies(self) -> None:
         """Copy what peers read of private arguments."""
-        for number, parts in self.segment.parts.items():
+        for number, parts in self.parts.items():
             for part in parts:
                 if part.copy != NO_COPY:
                     self.stage(number, part, self.slots.unused, part.nbytes)
 
     def stage_addresses(self) -> None:
         """Store where each chunk of this segment is."""
-        for number, parts in self.segment.parts.items():
+        for number, parts in self.parts.items():
             for part in parts:
                 self.stage(number, part, self.slots.of(self.rank, part.chunk, number), 0)
 
@@ -267,7 +272,7 @@ class SegmentWriter:
         op = c.call.op
         divisor = p if op == "mean" and len(srcs) > 1 and s.completes[i] else 0
         root = s.schedule.collective.root
-        for number in self.segment.layouts:
+        for number in self.layouts:
             dtype, begin = c.call.operands[number].dtype, len(self.code)
             may_skip = c.lends and self.rank != root
             if may_skip:
@@ -307,8 +312,8 @@ class SegmentWriter:
         to, source = int(s.dst[s.dst_ptr[i]]), int(s.src[s.src_ptr[i]])
         peer = self.members[(to if sends else source) % p]
         most = self.collective.communicator.piece_bytes
-        for number in self.segment.layouts:
-            itemsize = self.segment.layouts[number].itemsize
+        for number, layout in self.layouts.items():
+            itemsize = layout.itemsize
             for length, rows, starts in aligned(self.runs(i, number)):
                 slot, at, step = starts[1 if sends else 0]
                 for begin, nbytes, turn in pieces(length * itemsize, rows, most):
@@ -318,7 +323,7 @@ class SegmentWriter:
 
     def runs(self, i: int, number: int) -> list[list[tuple[int, StridedRange]]]:
         """The ranges of an array at the destinations of instruction i of the streams, and at its sources, by slot."""
-        s, layout = self.collective.streams, self.segment.layouts[number]
+        s, layout = self.collective.streams, self.layouts[number]
         found = []
         for row, rank in (divmod(place, s.schedule.nranks) for places in s.operands(i) for place in places):
             ranges = self.ranges(layout, row, int(s.count[i]), int(s.part[i]), int(s.part_step[i]))

@@ -23,7 +23,7 @@ from ..collective_call import CollectiveCall, Operand
 from ..plans import staging
 from ..plans.control_block import CellRing, Communicator
 from ..plans.eager import ring_of, write_eagerly
-from ..plans.plan_writer import NON_TEMPORAL, PlannedCollective, Segment, write_collective
+from ..plans.plan_writer import NON_TEMPORAL, PlannedCollective, write_collective
 from ..plans.slots import Slots
 from ..plans.transit import Message
 from .arena import LENDABLE
@@ -193,18 +193,15 @@ def _planned(
         (direct or one_result is not None) and not kind.meaning.combines
     )
     cut = staging.segments_of(layouts) if in_segments else []
-    segments, nbytes = [Segment(dict(enumerate(layouts)), {})], 0
-    if cut:
+    segments, shared = cut or [dict(enumerate(layouts))], dict[int, int]()
+    if cut and not direct:
         streams = schedule.streams().verify() if one_result is None else one_result
-        read = {} if direct else staging.shared_chunks(streams, communicator.rank)
-        staged = [staging.staged_parts(segment, read) for segment in cut]
-        segments = [Segment(segment, parts) for segment, (parts, _) in zip(cut, staged, strict=True)]
-        nbytes = max(used for _, used in staged)
+        shared = staging.shared_chunks(streams, communicator.rank)
     inputs = kind.input_chunks if cut else 1
     slots = Slots(first_slot, schedule.nranks, len(layouts), inputs, staged=bool(cut))
     return PlannedCollective(
         call, layouts, communicator, call.hash(segments, lends or one_result is not None), slots, segments,
-        nbytes, reads_directly=direct, is_eager=is_eager, one_result=one_result, lends=lends,
+        shared, reads_directly=direct, is_eager=is_eager, one_result=one_result, lends=lends,
     )  # fmt: skip
 
 
@@ -304,7 +301,7 @@ class _Bindings:
             self.allocate(collective.staging_bytes, slots.staging)
         for i, operand in enumerate(call.operands):
             argument, output = slots.argument(rank, i), slots.output(rank, i)
-            capacity = max((s.layouts[i].capacity for s in collective.segments if i in s.layouts), default=0)
+            capacity = max((segment[i].capacity for segment in collective.segments if i in segment), default=0)
             chunks = collective.streams.schedule.scratch_chunks
             self.allocate(capacity * chunks * operand.dtype.itemsize, slots.scratch(rank, i))
             if operand.argument is None:
