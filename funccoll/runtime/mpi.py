@@ -27,7 +27,7 @@ from .mpi_library import MpiLibrary
 from .shm.shm_transport import SharedMemoryJob
 
 if TYPE_CHECKING:
-    from .job.world import World
+    from .job.membership import Membership
 
 __all__ = ["IMPLEMENTATION", "MpiJob"]
 
@@ -291,7 +291,7 @@ class MpiJob(SharedMemoryJob):
         """See `JobTransport`."""
         return MpiTransport(self, number, self.mpi.mpi, self.communicator)
 
-    def join(self, world: World) -> None:
+    def join(self, world: Membership) -> None:
         """See `JobTransport`."""
         super().join(world)
         world.watch.keeps_sockets = True

@@ -24,6 +24,7 @@ from .work import Work
 
 if TYPE_CHECKING:
     from .job.hello import JobSpec
+    from .job.membership import Membership
     from .job.rendezvous import JoinedJob
     from .plans.message_table import MessageLibrary
     from .shm.collective_group import CollectiveGroup
@@ -285,8 +286,8 @@ class JobTransport(Protocol):
         """Return the int64 words in which `job.watch` publishes failures: shared between processes where memory is."""
         ...
 
-    def join(self, world: Any) -> None:
-        """Serve the meshes of this `job.World`."""
+    def join(self, world: Membership) -> None:
+        """Serve the meshes of this membership."""
         ...
 
     def for_mesh(self, number: int) -> Transport:

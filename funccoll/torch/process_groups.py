@@ -7,7 +7,8 @@ from typing import Any
 
 from ..errors import MeshError
 from ..mesh import Mesh
-from ..runtime.job.world import World, check_alone, current, init, make_mesh, on_device, world_size
+from ..runtime.job.membership import Membership
+from ..runtime.job.world import check_alone, current, init, make_mesh, on_device, world_size
 
 __all__ = ["group_of_device_mesh", "mesh_of_group"]
 
@@ -53,6 +54,12 @@ def group_of_device_mesh(device_mesh: Any, process_group: Any) -> Any:
     return device_mesh.get_group(mesh_dim=0)
 
 
-@functools.lru_cache(maxsize=1)
-def _mesh_of_job(world: World | None) -> Mesh:
+def _mesh_of_job(joined: Membership | None) -> Mesh:
+    return _mesh_alone() if joined is None else joined.once("mesh of torch modules", _new_mesh)
+
+
+def _new_mesh() -> Mesh:
     return make_mesh({"data": world_size()}, device="cpu")
+
+
+_mesh_alone = functools.lru_cache(maxsize=1)(_new_mesh)

@@ -5,7 +5,6 @@ The host's transport of the same mesh is how the processes agree before every co
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -33,21 +32,15 @@ _NAME_BYTES = 64
 _STAGING = 2 / 3.35e12
 """Seconds per byte that our kernel's operands are copied into and out of the memory which peers map: read and written once."""
 
-_NCCL_JOBS: weakref.WeakKeyDictionary[SharedMemoryJob, NcclJob | None] = weakref.WeakKeyDictionary()
-"""NCCL of each job of this process, which is in one at a time; None where CuPy finds no NCCL."""
-
-
 def _nccl_job(host: SharedMemoryJob, gpu: Any) -> NcclJob | None:
-    if host not in _NCCL_JOBS:
-        try:
-            nccl = load_nccl()
-        except MeshError:
-            _NCCL_JOBS[host] = None
-        else:
-            made = _NCCL_JOBS[host] = NcclJob(host, gpu, nccl, array_fold(gpu.library))
-            assert host.world is not None
-            host.world.at_leave.callback(made.end)
-    return _NCCL_JOBS[host]
+    """NCCL of a job; None where CuPy finds no NCCL."""
+    try:
+        nccl = load_nccl()
+    except MeshError:
+        return None
+    made = NcclJob(host, gpu, nccl, array_fold(gpu.library))
+    made.world.at_leave.callback(made.end)
+    return made
 
 
 class JobGpuDevice(GpuDevice):
@@ -69,7 +62,7 @@ class JobGpuTransport(AgreedTransport):
     def __init__(self, mesh: Mesh, host: SharedMemoryTransport, gpu: Any):
         super().__init__(host)
         self.gpu, self.peers = gpu, PeerMemoryTransport(host, gpu)
-        job = _nccl_job(host.job, gpu)
+        job = self.peers.world.once("NCCL", lambda: _nccl_job(host.job, gpu))
         self.nccl = None if job is None else NcclTransport(job, host)
         self.device = JobGpuDevice(gpu, self._check, self.peers.settle)
         self.shares_gpus = len(set(self._gpus(mesh))) < mesh.size

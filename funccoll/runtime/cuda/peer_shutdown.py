@@ -16,9 +16,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from typing import Protocol
-from weakref import WeakKeyDictionary
 
-from ..job.world import World
+from ..job.membership import Membership
 
 __all__ = ["EndsWithPeers", "PeerShutdown", "shutdown_of"]
 
@@ -48,15 +47,15 @@ class EndsWithPeers(Protocol):
         ...
 
 
-_SHUTDOWNS: WeakKeyDictionary[World, PeerShutdown] = WeakKeyDictionary()
-
-
-def shutdown_of(world: World) -> PeerShutdown:
+def shutdown_of(world: Membership) -> PeerShutdown:
     """The shutdown of a job, which runs before this process leaves it."""
-    if world not in _SHUTDOWNS:
-        made = _SHUTDOWNS[world] = PeerShutdown()
+
+    def make() -> PeerShutdown:
+        made = PeerShutdown()
         world.at_leave.callback(made.run, world)
-    return _SHUTDOWNS[world]
+        return made
+
+    return world.once("memory of peers' GPUs", make)
 
 
 class PeerShutdown:
@@ -71,7 +70,7 @@ class PeerShutdown:
         """End it with the others."""
         self._parts.append(part)
 
-    def run(self, world: World) -> None:
+    def run(self, world: Membership) -> None:
         """End all of it, before this process leaves the job.
 
         Raises the first error of a GPU, when everything that does not fail is done.
@@ -94,7 +93,7 @@ class PeerShutdown:
             except Exception as error:  # a GPU that has failed refuses everything
                 self._errors.append(error)
 
-    def _met(self, world: World, phase: int, do: str) -> bool:
+    def _met(self, world: Membership, phase: int, do: str) -> bool:
         """Wait until the peers of this host have come to a phase, too. Returns whether all that live have."""
         watch, pause, began = world.watch, _POLL_S, time.monotonic()
         watch.arrive(phase)

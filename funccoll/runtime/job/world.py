@@ -5,13 +5,11 @@ from __future__ import annotations
 import atexit
 import errno
 import functools
-import itertools
 import os
 import resource
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 
 from ... import config, machine_profile
@@ -20,16 +18,16 @@ from ...keywords import explains_keywords
 from ...mesh import Mesh, number_hosts
 from ...traced_ranks import note_rank
 from ..recorder import begin_from_environment, end
-from ..transport import JobTransport, Transport, choose_job_transport, load_transport
+from ..transport import Transport, choose_job_transport, load_transport
 from . import rendezvous, reports
 from .forking import ForkHandshake
 from .hello import JobSpec
 from .identity import check_joined, describe_rank, new_job, own_place, started_by
+from .membership import Membership
 from .torch_group import default_group
 from .watch import Watch
 
 __all__ = [
-    "World",
     "check_alone",
     "current",
     "current_job",
@@ -48,39 +46,14 @@ DEVICE_TYPES = ("cpu", "cuda")
 _GRACE = 2.0  # seconds: see `Watch.grace`. Ranks hear of a failure within milliseconds, and then print it
 
 
-class World:
-    """This process's membership in a job: number `rank` of `world`, the watch over the others, and the transport.
-
-    `hosts`: the host of each rank, numbered in the order of first appearance. `timeout`: seconds that a collective waits for
-    the others. `fork_bytes`: the most that is copied for a forked child.
-    """
-
-    def __init__(
-        self, rank: int, hosts: tuple[int, ...], watch: Watch, transport: JobTransport, timeout: float, fork_bytes: int
-    ):  # fmt: skip
-        self.rank, self.world, self.hosts = rank, len(hosts), hosts
-        self.watch, self.transport, self.timeout, self.fork_bytes = watch, transport, timeout, fork_bytes
-        self.processes_here = hosts.count(hosts[rank])
-        """Processes of the job on this machine."""
-        self.mesh_numbers = itertools.count(1)
-        self.at_leave = ExitStack()
-        """Functions that are called before this process leaves the job, the last one first."""
-        transport.join(self)
-
-    @functools.cached_property
-    def process_mesh(self) -> Mesh:
-        """The processes along one axis: always the same mesh, for which collectives are compiled once."""
-        transport, hosts = self.transport.for_mesh(0), number_hosts(self.hosts)
-        return Mesh({"process": self.world}, range(self.world), self.rank, transport, hosts=hosts)
-
-
-class _Membership:
-    """Membership of this process, which is in one job at a time."""
+class _Process:
+    """State of this process, which is in one job at a time: its membership is replaced, this stays."""
 
     def __init__(self) -> None:
-        self.current: World | None = None
-        self.generation = 0  # jobs that this process has left: the next job of the run must not meet them
-        self.forked_from: tuple[int, int] | None = None  # (processes, rank) of the parent
+        self.membership: Membership | None = None
+        self.epoch = 0  # of the next membership: its ranks must not meet those of one before
+        self.forked_from: Membership | None = None
+        """The parent's, which keeps what that owns: it must not be released here."""
         self.handshake = ForkHandshake()
         self.reports = False
         """True when the launcher of this process listens to its reports."""
@@ -88,9 +61,8 @@ class _Membership:
 
     def place(self) -> tuple[int, int]:
         """(processes, rank)."""
-        if self.current is not None:
-            return self.current.world, self.current.rank
-        return self.forked_from or own_place()
+        found = self.membership or self.forked_from
+        return own_place() if found is None else (found.world, found.rank)
 
     def job(self, timeout: float) -> tuple[JobSpec, JobSpec]:
         """The current job, of several processes, or the one that is to be joined, and what the launcher says of it."""
@@ -98,23 +70,23 @@ class _Membership:
             self._job = new_job(timeout)
         return self._job
 
-    def join(self, timeout: float) -> World | None:
-        if self.current is not None:
-            check_joined(self.current.rank, self.current.world)
-            return self.current
+    def join(self, timeout: float) -> Membership | None:
+        if self.membership is not None:
+            check_joined(self.membership.rank, self.membership.world)
+            return self.membership
         if self.place()[0] == 1:
             return None
         if self.forked_from is not None:
             raise RendezvousError(
-                f"this process was forked from rank {self.forked_from[1]} and is not a rank of its own. Do what needs the "
+                f"this process was forked from rank {self.forked_from.rank} and is not a rank of its own. Do what needs the "
                 "other ranks in the parent; a DataLoader's workers, for example, only load data."
             )
         try:
             self._begin(timeout)
         finally:
-            if self.current is None:
+            if self.membership is None:
                 self._job = None
-        return self.current
+        return self.membership
 
     def _begin(self, timeout: float) -> None:
         job, launched = self.job(timeout)
@@ -125,10 +97,10 @@ class _Membership:
         record_from_environment(job)
         collective_timeout = rendezvous.positive_number(config.TIMEOUT, "seconds")
         fork_bytes = int(2**20 * rendezvous.positive_number(config.FORK_MIB, "mebibytes"))
-        generation = replace(job, run=f"{job.run}-{self.generation}")
+        of_epoch = replace(job, run=f"{job.run}-{self.epoch}")
         kind = choose_job_transport(job)
         try:
-            meeting = kind.meet(generation, timeout)
+            meeting = kind.meet(of_epoch, timeout)
             with meeting.closed_on_error():
                 transport = kind(meeting)
                 words = transport.failure_words()
@@ -146,8 +118,7 @@ class _Membership:
         watch.grace = 0.0 if job.gives_grace else _GRACE
         watch.hook_exceptions()
         machine_profile.adopt(meeting.profile)
-        self.current = World(job.rank, meeting.hosts, watch, transport, collective_timeout, fork_bytes)
-        self.current.processes_here = max(self.current.processes_here, job.local, meeting.sharing)
+        self.membership = Membership(self.epoch, meeting, watch, transport, collective_timeout, fork_bytes)
         if launched.world > 1:
             os.environ[config.JOINED] = f"{place}{os.getpid()}"
         else:
@@ -157,32 +128,25 @@ class _Membership:
         _at_end()
 
     def leave(self) -> None:
-        left, self.current, self._job = self.current, None, None
+        left, self.membership, self._job = self.membership, None, None
         if left is not None:
-            self.generation += 1
+            self.epoch = left.epoch + 1
             machine_profile.release()
             for variable in (config.JOINED, config.TORCH_RANK):
                 os.environ.pop(variable, None)
-            try:
-                left.at_leave.close()
-            finally:
-                left.transport.end(
-                    "this process has left the job of this mesh (fc.finalize). Make a new mesh and compile anew."
-                )
-                left.watch.leave()
-                left.transport.close()
+            left.leave()
 
     def before_fork(self) -> None:
         """Prepare for a fork of this process."""
-        if self.current is not None:
+        if self.membership is not None:
             self.handshake.begin()
-            self.current.transport.before_fork()
+            self.membership.transport.before_fork()
 
     def after_fork(self) -> None:
         """Go on after a fork of this process."""
         try:
-            if self.current is not None:
-                self.current.transport.after_fork()
+            if self.membership is not None:
+                self.membership.transport.after_fork()
         finally:
             self.handshake.wait()
 
@@ -194,15 +158,10 @@ class _Membership:
             self.handshake.ready()
 
     def _disown(self) -> None:
-        left, self.current, self._job = self.current, None, None
+        left, self.membership, self._job = self.membership, None, None
         if left is not None:
-            self.forked_from = left.world, left.rank
-            left.transport.end(
-                f"this process was forked from rank {left.rank} and is not a rank of its own: call compiled functions of a "
-                "job's mesh in the parent."
-            )
-            left.watch.disown()
-            left.transport.disown(None if _executes() else left.fork_bytes)
+            self.forked_from = left
+            left.disown(_executes())
 
 
 def _executes() -> bool:
@@ -215,13 +174,13 @@ def _executes() -> bool:
     return False
 
 
-_MEMBERSHIP = _Membership()
+_PROCESS = _Process()
 
 
 @functools.lru_cache(maxsize=1)  # once in a process: neither can be undone
 def _at_end() -> None:
-    atexit.register(_MEMBERSHIP.leave)
-    _MEMBERSHIP.handshake.hook(_MEMBERSHIP.before_fork, _MEMBERSHIP.after_fork, _MEMBERSHIP.forked)
+    atexit.register(_PROCESS.leave)
+    _PROCESS.handshake.hook(_PROCESS.before_fork, _PROCESS.after_fork, _PROCESS.forked)
 
 
 def record_from_environment(job: JobSpec) -> None:
@@ -231,7 +190,7 @@ def record_from_environment(job: JobSpec) -> None:
         atexit.register(end, recorder)
 
 
-def init(timeout: float | None = None, *, rendezvous_timeout: float | None = None) -> World | None:
+def init(timeout: float | None = None, *, rendezvous_timeout: float | None = None) -> Membership | None:
     """Join the other processes of the job: find them, share memory with them, and watch them.
 
     Every process must call it, or `make_mesh`, which calls it. A later call only sets a `timeout` that is given. Returns
@@ -250,7 +209,7 @@ def init(timeout: float | None = None, *, rendezvous_timeout: float | None = Non
             raise RendezvousError(f"fc.init: {name}={seconds!r} must be seconds, more than 0.")
     if rendezvous_timeout is None:
         rendezvous_timeout = _rendezvous_timeout()
-    world = _MEMBERSHIP.join(rendezvous_timeout)
+    world = _PROCESS.join(rendezvous_timeout)
     if world is not None and timeout is not None:
         world.timeout = float(timeout)
     return world
@@ -265,21 +224,21 @@ def finalize() -> None:
 
     Python calls it at its end. Arrays in shared memory stay valid.
     """
-    if _MEMBERSHIP.current is not None and _MEMBERSHIP.reports:
-        reports.report(os.environ, _MEMBERSHIP.current.rank, "left")
-    _MEMBERSHIP.leave()
+    if _PROCESS.membership is not None and _PROCESS.reports:
+        reports.report(os.environ, _PROCESS.membership.rank, "left")
+    _PROCESS.leave()
 
 
-def current() -> World | None:
+def current() -> Membership | None:
     """The job that this process has joined; None before `init`, after `finalize`, in one process and in a forked child."""
-    return _MEMBERSHIP.current
+    return _PROCESS.membership
 
 
 def current_job() -> JobSpec:
     """This process's place, and the name of the run, which are those that it joins with."""
-    if _MEMBERSHIP.place()[0] == 1:
+    if _PROCESS.place()[0] == 1:
         return JobSpec(0, 1, "")
-    return _MEMBERSHIP.job(_rendezvous_timeout())[0]
+    return _PROCESS.job(_rendezvous_timeout())[0]
 
 
 def world_size() -> int:
@@ -287,12 +246,12 @@ def world_size() -> int:
 
     Before `init` it is what the launcher's variables say, or torch.distributed's default group where it is initialized.
     """
-    return _MEMBERSHIP.place()[0]
+    return _PROCESS.place()[0]
 
 
 def rank() -> int:
     """This process's number, 0 to world_size() - 1; in a traced function the device's position is `axis_index`."""
-    processes, number = _MEMBERSHIP.place()
+    processes, number = _PROCESS.place()
     if processes == 1:
         note_rank(1)
     return number
@@ -325,7 +284,7 @@ def check_alone(mesh: Mesh) -> None:
     Torch's group may have been initialized since then: a program on the mesh would leave the other processes out.
     """
     made = mesh.made_alone
-    if made is None or (_MEMBERSHIP.current is None and default_group() is None) or world_size() == 1:
+    if made is None or (_PROCESS.membership is None and default_group() is None) or world_size() == 1:
         return
     raise MeshError(
         f"{mesh!r} has only virtual devices of this process: it was made{made}, before torch.distributed was initialized or "

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CollectiveTimeout, FunccollError, at_source
-from ..job.world import World
+from ..job.membership import Membership
 from .gpu_arrays import GpuEvent, NcclGpu
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Enqueued:
 class Watchdog:
     """The watchdog of one process, whose thread begins with the first call."""
 
-    def __init__(self, world: World, gpu: NcclGpu, lock: Any, fail: Callable[[FunccollError], None]):
+    def __init__(self, world: Membership, gpu: NcclGpu, lock: Any, fail: Callable[[FunccollError], None]):
         """`lock` is held by a thread that calls NCCL. `fail` ends all collectives, once, with an error."""
         self._world, self._gpu, self._lock, self._fail = world, gpu, lock, fail
         self._enqueued: deque[Enqueued] = deque()

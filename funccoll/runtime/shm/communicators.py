@@ -19,7 +19,7 @@ from ...program_difference import HASH_CHARACTERS, ProgramRow, program_rows
 from ...weak_values import WeakValues
 from ..job import host
 from ..job.calling_thread import calling_thread
-from ..job.world import World
+from ..job.membership import Membership
 from ..plans.control_block import CELLS, CELLS_ON_SHARED_CORES, Cells, Communicator, ControlBlock
 from .decision_log import Decided, DecisionLog, Events, read_log
 from .heap import HEADER, Heap
@@ -54,7 +54,7 @@ class Communicators:
     A table in the heap has the offsets of their control blocks, written by the first rank to use one.
     """
 
-    def __init__(self, world: World, heap: Heap, access: PeerAccess, notes: ProcessNotes):
+    def __init__(self, world: Membership, heap: Heap, access: PeerAccess, notes: ProcessNotes):
         self.world, self.heap, self.access, self.notes = world, heap, access, notes
         self.bases = np.zeros(_MAX_COMMUNICATORS, np.int64)
         self.histories = np.zeros(_MAX_COMMUNICATORS, np.int64)
@@ -304,7 +304,7 @@ class Communicators:
         """
         silent = {"where": "has not said where it is"}
         lines = []
-        for rank in range(self.world.world):
+        for rank in self.world.ranks:
             where = self._where(rank, communicator) if self.notes.is_here(rank) else others.get(rank, silent)["where"]
             lines.append(f"  rank {rank} {where}")
         return "\n".join(lines)
@@ -316,7 +316,7 @@ class Communicators:
         """
         if not number_hosts(self.world.hosts):
             return {}
-        asked = [rank for rank in (range(self.world.world) if ranks is None else ranks) if rank != self.world.rank]
+        asked = [rank for rank in (self.world.ranks if ranks is None else ranks) if rank != self.world.rank]
         return self.world.watch.ask_all(asked, {"kind": "call", "communicator": communicator.tag}, _ANSWER_TIMEOUT)
 
     def own_call(self, communicator: Communicator) -> tuple[int, int]:

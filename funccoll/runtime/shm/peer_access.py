@@ -26,7 +26,7 @@ from ..plans import staging
 from .heap import Heap
 
 if TYPE_CHECKING:
-    from ..job.world import World
+    from ..job.membership import Membership
 
 __all__ = ["PeerAccess"]
 
@@ -47,7 +47,7 @@ class PeerAccess:
     `owner`, what the kernel adds to addresses of this process; `start`, the offset in the heap from which on it is used.
     """
 
-    def __init__(self, heap: Heap, world: World):
+    def __init__(self, heap: Heap, world: Membership):
         self._world = world
         self.start = heap.control[1] - 8 * _WORDS * (1 + world.world)
         self._table = heap.view(self.start, (1 + world.world, _WORDS), np.int64)

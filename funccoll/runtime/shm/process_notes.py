@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ...errors import MeshError
-from ..job.world import World
+from ..job.membership import Membership
 from .heap import HEADER, Heap
 from .passed_arguments import MOST_TEXT, PassedArgument, PassedArguments
 
@@ -32,7 +32,7 @@ class ProcessNotes:
     the one that comes last sees the other's, and none waits.
     """
 
-    def __init__(self, world: World, heap: Heap):
+    def __init__(self, world: Membership, heap: Heap):
         self.world, self._heap = world, heap
         self.first_calls: set[str] = set()
         """The identities of the programs that this process has called and whose arguments it has compared."""
@@ -98,7 +98,7 @@ class ProcessNotes:
 
     def others_here(self) -> list[int]:
         """The other ranks of this host."""
-        return [rank for rank in range(self.world.world) if rank != self.world.rank and self.is_here(rank)]
+        return [rank for rank in self.world.ranks if rank != self.world.rank and self.is_here(rank)]
 
     def is_here(self, rank: int) -> bool:
         """True for ranks of this host, whose memory this process sees."""

@@ -26,8 +26,8 @@ from .process_notes import ProcessNotes
 
 if TYPE_CHECKING:
     from ..job.hello import JobSpec
+    from ..job.membership import Membership
     from ..job.rendezvous import JoinedJob
-    from ..job.world import World
     from ..plans.control_block import Communicator
     from ..plans.message_table import MessageLibrary
     from .collective_group import CollectiveGroup
@@ -50,7 +50,7 @@ class SharedMemoryJob:
         self.heap = Heap(meeting.memory, meeting.local_rank, len(meeting.local_ranks), meeting.job.rank)
         self.allocate: Callable[..., np.ndarray] = self.heap.array
         """Memory for arrays. After the end of the job it is private memory, so that arrays can still be made."""
-        self.world: World | None = None
+        self.world: Membership | None = None
         self.access: PeerAccess | None = None
         """From `join` on."""
         self.gathers: dict[Any, Any] = {}
@@ -68,7 +68,7 @@ class SharedMemoryJob:
         """See `JobTransport`."""
         return self.heap.view(0, (HEADER // 8,), np.int64)
 
-    def join(self, world: World) -> None:
+    def join(self, world: Membership) -> None:
         """See `JobTransport`."""
         self.world = world
         self.access = PeerAccess(self.heap, world)

@@ -421,6 +421,7 @@ assert world.current() is None and count()[2] is False
 hook, before = sys.excepthook, count()
 for generation in range(30):
     w = world.init()
+    assert w.epoch == generation + 1 and w.once("it", lambda: generation) == w.once("it", list) == generation
     array = w.transport.heap.array((8,), "i8")
     array[:] = 100 * generation + w.rank
     mine, other = (w.transport.heap.view(65536 + 64 * r, (2,), "i8") for r in (w.rank, 1 - w.rank))

@@ -682,7 +682,7 @@ for _ in range(5):
     except ValueError:
         os._exit(3 if told == [(os.getpid(), True)] else 4)
     assert os.waitpid(-1, 0)[1] == 3 << 8
-assert told == [] and signal.getsignal(signal.SIGUSR1) is handler and not world._MEMBERSHIP.handshake._deferral._handlers
+assert told == [] and signal.getsignal(signal.SIGUSR1) is handler and not world._PROCESS.handshake._deferral._handlers
 say("fine" if interrupted == 5 else interrupted)
 """
 
