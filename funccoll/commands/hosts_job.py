@@ -72,7 +72,9 @@ class HostsJob:
             return is_report
 
         buffers = [TaggedOutput(self.mpirun.tag, take_report, prefix) for prefix in ("" if plain else PREFIX, PREFIX)]
-        job.start(command, os.environ, buffers, **options)
+        # SIGPIPE stays ignored, as Python ignores it: MPICH's mpirun would die of it, after all ranks have ended well, where it
+        # writes to its own process on a host when that has ended.
+        job.start(command, os.environ, buffers, restore_signals=False, **options)
 
     def _take_report(self, line: bytes) -> bool:
         """Keep what tells of an exception; False for a line that is not a report."""

@@ -76,6 +76,7 @@ def run(vendor, n, script, tmp_path, options=(), arguments=(), **variables):
     done = subprocess.run(
         [mpi_vendors.mpirun(vendor).path, *more, *options, "-n", str(n), sys.executable, str(file), *arguments], cwd=tmp_path,
         env={**mpi_vendors.variables(vendor), **environment}, capture_output=True, text=True, timeout=PATIENCE,
+        restore_signals=False,
     )  # fmt: skip
     # MPICH's mpirun writes to stdout, too, where it has killed a process before that has ended by itself.
     theirs = r"\n=+\n=   BAD TERMINATION .*?\nYOUR APPLICATION TERMINATED [^\n]*\n(This typically [^\n]*\n[^\n]*\n)?"

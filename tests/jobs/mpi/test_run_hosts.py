@@ -109,6 +109,11 @@ def test_an_mpirun_that_stays_when_a_rank_has_failed_is_stopped(lines, grace, wo
     assert found == 1 and re.fullmatch(words, err)
 
 
+def test_an_mpirun_that_writes_to_what_has_ended_goes_on(job_of):
+    found, _, err = job_of("kill -PIPE $$\nexit 0")
+    assert found == 0 and not err
+
+
 @pytest.mark.parametrize(("heard", "words"), [
     (" died without a word: it was killed (out of memory, a signal), or crashed.",
      "died without a word (it was killed, or crashed) while rank 2 still called collectives"),

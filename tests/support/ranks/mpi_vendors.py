@@ -45,7 +45,11 @@ def start(
     """
     environment = {**variables(vendor), **(launcher or {}), **(ranks or {})}
     command = mpirun(vendor).command(hosts, program, passed_on(environment, list(ranks or ())), agent=agent)
-    options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+    # As `funccoll run` does, SIGPIPE stays ignored.
+    options = {
+        "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True,
+        "restore_signals": False, **options,
+    }  # fmt: skip
     return subprocess.Popen([*before, *command], env=environment, start_new_session=True, **options)
 
 
