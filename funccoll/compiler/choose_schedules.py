@@ -17,6 +17,7 @@ from ..ir import Equation, Program
 from ..mesh import Mesh
 from ..primitives.collectives.record import lowering
 from ..runtime.collective_call import NATIVE_ALGORITHMS, groups_of
+from ..runtime.job.world import joined_transport
 from ..types import is_inexact
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ def check_algorithms(program: Program, mesh: Mesh) -> None:
         name = eqn.params["algorithm"]
         if name is not None:
             with at_source(eqn.source):
-                if name in NATIVE_ALGORITHMS and (mesh.transport is None or name not in mesh.transport.native_algorithms):
+                transport = joined_transport(mesh)
+                if name in NATIVE_ALGORITHMS and (transport is None or name not in transport.native_algorithms):
                     raise ScheduleError(
                         f"{eqn.primitive.name}: algorithm={name!r} is {NATIVE_ALGORITHMS[name]}, which {mesh!r} does not have. "
                         "Leave it out, or name one of fc.schedules.algorithms."
@@ -87,8 +89,9 @@ def choose(eqn: Equation, mesh: Mesh) -> str:
         return _unweighed(eqn, mesh)
     dtypes = [a.type.dtype for a in eqn.inputs]
     with at_source(eqn.source):
-        if mesh.transport is not None:
-            native = mesh.transport.native_algorithm(how.kind, how.op, dtypes, _nbytes(eqn), size, how.options)
+        transport = joined_transport(mesh)
+        if transport is not None:
+            native = transport.native_algorithm(how.kind, how.op, dtypes, _nbytes(eqn), size, how.options)
             if native is not None:
                 return native
         return select(how.kind, _topology(mesh, eqn), _nbytes(eqn), dtype=_narrowest(dtypes), **how.options).algorithm

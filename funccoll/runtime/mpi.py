@@ -276,6 +276,7 @@ class MpiJob(SharedMemoryJob):
         self.mpi = _mpi()
         self.communicator = self.mpi.communicator
         """The duplicate of COMM_WORLD whose messages are this job's; its errors are returned."""
+        self._communicators_of_mpi: dict[int, Any] = {}
         piece_bytes = _NETWORK_PIECE if meeting.job.across_hosts else _MEMORY_PIECE
         self.message_library = MpiLibrary(self.mpi.mpi, self.communicator, piece_bytes)
 
@@ -289,7 +290,7 @@ class MpiJob(SharedMemoryJob):
 
     def for_mesh(self, number: int) -> MpiTransport:
         """See `JobTransport`."""
-        return MpiTransport(self, number, self.mpi.mpi, self.communicator)
+        return MpiTransport(self, number, self.mpi.mpi, self.communicator, self._communicators_of_mpi)
 
     def join(self, world: Membership) -> None:
         """See `JobTransport`."""

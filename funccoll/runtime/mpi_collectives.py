@@ -54,14 +54,16 @@ _NEWS = 1.0  # seconds in which the news of a failure come that MPI has noticed
 
 
 class MpiTransport(SharedMemoryTransport):
-    """The part of a job over MPI that serves one mesh: `mpi` is mpi4py's module, `whole` a communicator of the job's ranks."""
+    """The part of a job over MPI that serves one mesh: `mpi` is mpi4py's module, `whole` a communicator of the job's ranks.
+
+    known: MPI's communicators of the job, by the tags of ours. A mesh from a pickle gets a transport for each program.
+    """
 
     native_algorithms = (ALGORITHM,)
 
-    def __init__(self, job: SharedMemoryJob, number: int, mpi: Any, whole: Any):
+    def __init__(self, job: SharedMemoryJob, number: int, mpi: Any, whole: Any, known: dict[int, Any]):
         super().__init__(job, number)
-        self.mpi, self._whole = mpi, whole
-        self._communicators: dict[int, Any] = {}
+        self.mpi, self._whole, self._communicators = mpi, whole, known
 
     def compile(
         self, calls: Sequence[CollectiveCall], mesh: Mesh, share_results: bool = False

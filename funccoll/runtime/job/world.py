@@ -33,6 +33,7 @@ __all__ = [
     "current_job",
     "finalize",
     "init",
+    "joined_transport",
     "make_mesh",
     "on_device",
     "rank",
@@ -276,6 +277,12 @@ def transport_of(mesh: Mesh) -> Transport:
         raise RendezvousError(f"{mesh!r} is of a job that this process has left. Make a new mesh after fc.init().")
     # Equal ones have one number, in all processes. Two with one checksum would only share communicators.
     return world.transport.for_mesh(-1 - zlib.crc32(repr((mesh.axis_names, mesh.sizes)).encode()))
+
+
+def joined_transport(mesh: Mesh) -> Transport | None:
+    """Return the transport of a mesh, as `transport_of`; None for one on which nothing runs here, as without devices."""
+    of_job = not (mesh.is_abstract or mesh.is_fully_addressable) and mesh.device_type == "cpu" and current() is not None
+    return transport_of(mesh) if of_job else mesh.transport
 
 
 def check_alone(mesh: Mesh) -> None:

@@ -58,6 +58,12 @@ def test_groups_that_are_not_those_of_axes(vendor):
 
 @pytest.mark.parametrize("vendor", VENDORS)
 @pytest.mark.slow
+def test_programs_over_equal_meshes_from_pickles_share_communicators_of_mpi(vendor):
+    assert on_one_host(vendor, 2, "pickled()").count("made [1, 1, 2]") == 2
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+@pytest.mark.slow
 def test_what_mpi_lacks_is_refused_when_it_is_compiled(vendor):
     out = on_one_host(vendor, 2, "refused()")
     assert out.count("all_reduce: MPI cannot combine f16. Leave algorithm=\"mpi\" out, or name one of") == 2

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 import os
+import pickle
 import signal
 import sys
 import time
@@ -19,6 +20,7 @@ import funccoll as fc
 from funccoll import P
 from funccoll.mesh import Mesh
 from funccoll.primitives.combining import OPS
+from funccoll.runtime.job.world import transport_of
 from funccoll.runtime.mpi_collectives import ALGORITHM, MpiCall
 from funccoll.runtime.transport import load_transport
 
@@ -88,6 +90,32 @@ def step() -> Any:
     mesh = fc.make_mesh({"d": fc.world_size()})
     function = fc.jit(lambda x: fc.all_reduce(x, "d", algorithm=ALGORITHM), mesh=mesh, in_specs=P("d"), out_specs=P())
     return function(np.ones((fc.world_size(), 1 << 20), np.float32)).local
+
+
+def pickled() -> None:
+    """Say how many communicators MPI has made after two programs over each of two equal meshes from pickles, and of another."""
+    n, counts = fc.world_size(), list[int]()
+    meshes = [pickle.loads(pickle.dumps(fc.make_mesh(axes))) for axes in ({"d": n}, {"d": n}, {"d": n, "e": 1})]
+    job: Any = transport_of(meshes[0]).job  # type: ignore[attr-defined]
+    job.communicator = counting = CountsCommunicators(job.communicator)
+    for mesh in meshes:
+        for scale in (1, 2):
+            function = lambda x, scale=scale: fc.all_reduce(scale * x, "d", algorithm=ALGORITHM)
+            found = fc.jit(function, mesh=mesh, in_specs=P("d"), out_specs=P())(np.ones((n, 2)))
+            assert (found.local == n * scale).all()
+        counts.append(counting.made)
+    say(f"made {counts}")
+
+
+class CountsCommunicators:
+    """A communicator of MPI, and how many it has made of others."""
+
+    def __init__(self, communicator: Any):
+        self.communicator, self.made = communicator, 0
+
+    def __getattr__(self, name: str) -> Any:
+        self.made += name == "Create_group"
+        return getattr(self.communicator, name)
 
 
 def refused() -> None:
