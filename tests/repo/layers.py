@@ -93,7 +93,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("nccl",), ("cuda",),
     ),
     "runtime.plans": (
-        ("control_block", "slots", "staging", "transit"), ("flat_operand", "message_table", "plan_writer"),
+        ("control_block", "staging", "transit"), ("flat_operand", "message_table", "planned_collective"), ("plan_writer",),
         ("eager",),
     ),
     "runtime.job": (

@@ -18,8 +18,8 @@ from ...schedules.chunk_layout import ChunkLayout, cut_as_one, in_segments
 from ...schedules.streams.instructions import Opcode
 from ..collective_call import CollectiveCall
 from ..plans.control_block import Communicator, ControlBlock
-from ..plans.plan_writer import PlannedCollective, Target, write_collective
-from ..plans.slots import Slots
+from ..plans.plan_writer import write_collective
+from ..plans.planned_collective import PlannedCollective, Target
 
 __all__ = ["LaunchPlan", "build_launch_plan", "cut_in_channels"]
 
@@ -71,21 +71,20 @@ def build_launch_plan(
         layouts, segments = cut_in_channels(call, channels)
         for g, members in enumerate(groups):
             for c in range(channels):
-                slots = Slots(next_slot, len(members), len(layouts))
-                next_slot += slots.count
+                first = next_slot
                 for r, device in enumerate(members):
                     block = device * channels + c
                     communicator = Communicator(0, tuple(members), r, control[g][c])
-                    planned = PlannedCollective(call, layouts, communicator, 0, slots, [segments[c]], target=target)
+                    planned = PlannedCollective(call, layouts, communicator, 0, first, [segments[c]], target=target)
                     written = write_collective(codes[block], [], planned, bases[block])
-                    bases[block], most = written.base, max(most, written.max_operands)
+                    bases[block], most, next_slot = written.base, max(most, written.max_operands), first + planned.slot_count
                     for i, layout in enumerate(layouts):
-                        inputs[first_array + i, device, c] = slots.of(r, 0, i)
-                        outputs[first_array + i, device, c] = slots.output(r, i)
+                        inputs[first_array + i, device, c] = planned.slot(r, 0, i)
+                        outputs[first_array + i, device, c] = planned.output_slot(r, i)
                         capacity = segments[c][i].capacity if i in segments[c] else 0
                         nbytes = capacity * call.schedule.scratch_chunks * layout.itemsize
                         if nbytes:
-                            scratch[slots.scratch(r, i)] = nbytes
+                            scratch[planned.scratch_slot(r, i)] = nbytes
         first_array += len(layouts)
     for block, code in codes.items():
         code += Opcode.ADVANCE.encode(communicator=0, span=bases[block])

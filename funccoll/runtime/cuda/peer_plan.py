@@ -18,8 +18,8 @@ from ...schedules.schedule import Schedule
 from ...schedules.streams.instructions import MemoryOperand, Opcode
 from ..collective_call import CollectiveCall
 from ..plans.control_block import Communicator, ControlBlock
-from ..plans.plan_writer import PlannedCollective, Target, write_collective
-from ..plans.slots import Slots
+from ..plans.plan_writer import write_collective
+from ..plans.planned_collective import PlannedCollective, Target
 from ..plans.staging import shared_chunks
 from .launch_plan import cut_in_channels
 
@@ -86,29 +86,28 @@ def build_peer_plan(call: CollectiveCall, rank: int, counters: Sequence[Sequence
     inputs, outputs = (np.zeros((narrays, channels), np.int64) for _ in range(2))
     places, codes, next_slot, most = dict[int, tuple[int, int]](), list[np.ndarray](), 0, 0
     for c, segment in enumerate(segments):
-        slots = Slots(next_slot, nranks, narrays)
-        copies, results = (next_slot + slots.count + k * narrays for k in range(2))
-        next_slot += slots.count + 2 * narrays
+        communicator = Communicator(0, tuple(members), rank, PeerCounters(0, nranks, addresses=tuple(counters[c])))
+        planned = PlannedCollective(call, layouts, communicator, 0, next_slot, [segment], target=target)
+        copies, results = (next_slot + planned.slot_count + k * narrays for k in range(2))
+        next_slot += planned.slot_count + 2 * narrays
         for r, found in enumerate(touched):
             if r != rank:  # this rank reads its own chunks where they are
-                places |= {slots.of(r, 0, i): (r, at) for i, at in found.inputs.items()}
-            places |= {slots.output(r, i): (r, at) for i, at in found.outputs.items()}
-            places |= {slots.scratch(r, i): (r, at) for (i, channel), at in found.scratch.items() if channel == c}
+                places |= {planned.slot(r, 0, i): (r, at) for i, at in found.inputs.items()}
+            places |= {planned.output_slot(r, i): (r, at) for i, at in found.outputs.items()}
+            places |= {planned.scratch_slot(r, i): (r, at) for (i, channel), at in found.scratch.items() if channel == c}
         places |= {copies + i: (rank, at) for i, at in mine.inputs.items()}
         code: list[int] = []
         for i in range(narrays):
-            inputs[i, c] = slots.of(rank, 0, i)
-            outputs[i, c] = results + i if i in mine.outputs else slots.output(rank, i)
+            inputs[i, c] = planned.slot(rank, 0, i)
+            outputs[i, c] = results + i if i in mine.outputs else planned.output_slot(rank, i)
         for i, layout in segment.items():
             _copy(code, _ranges(layout, sorted(chunks[rank])), layout.itemsize, int(inputs[i, c]), copies + i)
-        communicator = Communicator(0, tuple(members), rank, PeerCounters(0, nranks, addresses=tuple(counters[c])))
-        planned = PlannedCollective(call, layouts, communicator, 0, slots, [segment], target=target)
         written = write_collective(code, [], planned, 0)
         for i in mine.outputs:
             if i in segment:
                 kind, layout = schedule.collective, segment[i]
                 rows = range(kind.input_chunks, kind.input_chunks + kind.output_chunks)
-                _copy(code, _ranges(layout, rows), layout.itemsize, slots.output(rank, i), results + i)
+                _copy(code, _ranges(layout, rows), layout.itemsize, planned.output_slot(rank, i), results + i)
         code += Opcode.ADVANCE.encode(communicator=0, span=written.base)
         code += Opcode.END.encode()
         codes.append(np.array(code, np.int64))

@@ -25,8 +25,8 @@ from ...schedules.chunk_layout import ChunkLayout
 from ...schedules.schedule import Schedule
 from ...schedules.streams.instructions import NO_CELL, MemoryOperand, Opcode
 from .control_block import CELLS, CellRing, Communicator
-from .plan_writer import EAGER_SPAN, PlannedCollective, SegmentWriter, Written
-from .slots import Slots
+from .plan_writer import SegmentWriter, Written
+from .planned_collective import EAGER_SPAN, PlannedCollective
 from .staging import shared_chunks
 
 __all__ = ["ring_of", "write_eagerly"]
@@ -60,7 +60,7 @@ def write_eagerly(
     Returns where the code of each begins, too.
     """
     offsets = _offsets([layout for collective in collectives for layout in collective.layouts])
-    entry, writers = _SharedCell(collectives[0].slots, ring), list[_EagerWriter]()
+    entry, writers = _SharedCell(collectives[0], ring), list[_EagerWriter]()
     for collective in collectives:
         writers.append(_EagerWriter(code, [], collective, base, entry=entry, offsets=offsets))
         offsets = offsets[len(collective.layouts) :]
@@ -82,15 +82,15 @@ def write_eagerly(
 class _SharedCell:
     """The cells of collectives that are entered together."""
 
-    slots: Slots
-    """Those of the first one: the places of scratch, which there is none, have the addresses of cells."""
+    first: PlannedCollective
+    """The first of them: its slots of scratch, which there is none, have the addresses of cells."""
     ring: CellRing
     read: set[int] = field(default_factory=set)
     """The ranks whose cells have been waited for."""
 
     def cell(self, rank: int) -> int:
         """The slot of a rank's cell."""
-        return self.slots.scratch(rank, 0)
+        return self.first.scratch_slot(rank, 0)
 
 
 @dataclass
@@ -123,7 +123,7 @@ class _EagerWriter(SegmentWriter):
             for number, layout in enumerate(self.collective.layouts):
                 nbytes = layout.input.size * layout.itemsize
                 if nbytes:
-                    source = [MemoryOperand(self.slots.argument(self.rank, number), 0, 0)]
+                    source = [MemoryOperand(self.collective.argument_slot(number), 0, 0)]
                     self.emit(Opcode.COPY, nbytes=nbytes, rows=1, source=source, destinations=[self.held(self.rank, number)])
 
     def publish(self, hash: int) -> None:
@@ -163,7 +163,8 @@ class _EagerWriter(SegmentWriter):
 
     def published(self, rank: int) -> dict[str, int]:
         """No addresses: peers read none."""
-        return {"narrays": 0, "width": self.slots.width, "slot": self.slots.of(rank), "stride": self.slots.stride}
+        c = self.collective
+        return {"narrays": 0, "width": c.slot_width, "slot": c.slot(rank), "stride": c.slot_stride}
 
     def read_peer(self, peer: int) -> None:
         """Wait until a peer has published its cell."""
@@ -175,7 +176,7 @@ class _EagerWriter(SegmentWriter):
 
     def place(self, number: int, slot: int, start: int, step: int) -> MemoryOperand:
         """Rows of an array: in a peer's cell, or where this rank has its own."""
-        rank = self.slots.rank_of(slot)
+        rank = self.collective.rank_of(slot)
         return MemoryOperand(slot, start, step) if rank in (None, self.rank) else self.held(rank, number, start, step)
 
     def find_cell(self, rank: int) -> None:

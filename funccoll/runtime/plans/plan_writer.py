@@ -2,119 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
-
-from ...kernels.cpu import combine_address
 from ...schedules.chunk_layout import ChunkLayout, StridedRange
-from ...schedules.schedule import Schedule
 from ...schedules.streams.instructions import NO_CELL, NO_COPY, MemoryOperand, Opcode
-from ...schedules.streams.streams import Streams
-from ..collective_call import CollectiveCall
-from .control_block import Communicator
-from .slots import Slots
-from .staging import Part, is_strided, staged_parts
+from .planned_collective import PlannedCollective
+from .staging import Part, is_strided
 from .transit import Message, Transit, pieces
 
-__all__ = [
-    "CPU", "EAGER_SPAN", "NON_TEMPORAL", "PlannedCollective", "SegmentWriter", "Target", "Written",
-    "write_collective",
-]  # fmt: skip
-
-EAGER_SPAN = 2
-"""The advance of a rank's counter in an eager collective: 1 when its cell is published, 2 when it has its results."""
-NON_TEMPORAL = 1.5
-"""Bytes of all ranks' arrays, over those of the caches, from which on results are written with non-temporal stores. Measured
-with 32 MiB of cache and two ranks, where each result is read and replaces the one before: with 48 or 64 MiB of arrays every
-collective is up to 1.7 times faster, with 32 MiB only all_reduce, and with 16 MiB most take up to twice as long."""
-
-
-class Target(NamedTuple):
-    """The machine for which a plan is written."""
-
-    combine: Callable[[str, np.dtype], int]
-    """The `function` of a COMBINE for an op and a dtype."""
-    publishes: bool = True
-    """True where ranks are processes, which publish the addresses of their arrays and what they run, and compare that."""
-    has_non_temporal: bool = True
-
-
-CPU = Target(combine_address)
-
-
-@dataclass(frozen=True)
-class PlannedCollective:
-    """A call of one rank, with everything that its code depends on."""
-
-    call: CollectiveCall
-    layouts: Sequence[ChunkLayout]
-    communicator: Communicator
-    hash: int
-    """A hash of the call, the same on all ranks: a peer that shows another one runs something else."""
-    slots: Slots
-    segments: Sequence[Mapping[int, ChunkLayout]]
-    """The layouts of a range of every chunk, by the number of each array that has a part of it; one for all of the arrays where
-    arguments are copied whole."""
-    shared: Mapping[int, int] = field(default_factory=dict)
-    """Where inputs are staged, the chunks that peers read: see `shared_chunks`."""
-    reads_directly: bool = False
-    """True where peers read private arguments themselves, so that nothing is staged."""
-    is_eager: bool = False
-    """True when it goes through cells: see `eager`."""
-    one_result: Streams | None = None
-    """The streams with one result for all ranks, which HOLDER has: see `shared_results`."""
-    lends: bool = False
-    """True where the root of a broadcast may lend its argument: then its slot of scratch has the address, else the heap's."""
-    target: Target = CPU
-
-    @property
-    def schedule(self) -> Schedule:
-        """The schedule that is executed."""
-        return self.call.schedule if self.one_result is None else self.one_result.schedule
-
-    @property
-    def span(self) -> int:
-        """The advance of a rank's counter in it, or in each of its segments."""
-        return EAGER_SPAN if self.is_eager else self.streams.span
-
-    @cached_property
-    def streams(self) -> Streams:
-        """The verified streams."""
-        if self.one_result is not None:
-            return self.one_result
-        return self.schedule.streams(self.communicator.hosts).verify()
-
-    @cached_property
-    def non_temporal(self) -> bool:
-        """True when all ranks of this host together read and write more than the caches hold."""
-        ranks = len(self.communicator.neighbours)
-        nbytes = ranks * sum((layout.input.size + layout.output.size) * layout.itemsize for layout in self.layouts)
-        return self.target.has_non_temporal and nbytes >= NON_TEMPORAL * self.communicator.cache_bytes
-
-    @cached_property
-    def staged(self) -> list[tuple[Mapping[int, Sequence[Part]], int]]:
-        """The staged parts of each segment, by array, and the bytes of a buffer for their copies."""
-        return [staged_parts(segment, self.shared) if self.slots.staged else ({}, 0) for segment in self.segments]
-
-    @cached_property
-    def segment_bytes(self) -> int:
-        """Bytes of the staging buffer for one segment."""
-        return max(nbytes for _, nbytes in self.staged)
-
-    @property
-    def staging_bytes(self) -> int:
-        """Bytes of the staging buffer: two segments overlap."""
-        return self.segment_bytes * min(2, len(self.segments))
-
-    @property
-    def overflow_bytes(self) -> int:
-        """Bytes of the addresses that a rank publishes, when its control line is too small for them; else 0."""
-        published = 8 * self.slots.width * len(self.layouts) if not self.is_eager else 0
-        return published if published > self.communicator.control.table_bytes else 0
+__all__ = ["SegmentWriter", "Written", "write_collective"]
 
 
 class Written(NamedTuple):
@@ -165,7 +63,7 @@ class SegmentWriter:
         communicator = self.collective.communicator
         self.transit = Transit(self.code, self.messages, self.collective.streams, communicator.rank, communicator.number)
         self.number, self.rank, self.members = communicator.number, communicator.rank, communicator.members
-        self.control, self.slots = communicator.control, self.collective.slots
+        self.control = communicator.control
         self.layouts, (self.parts, _) = self.collective.segments[self.segment], self.collective.staged[self.segment]
         self.staging = self.segment % 2 * self.collective.segment_bytes  # the offset of its copies in the staging buffer
 
@@ -229,28 +127,28 @@ class SegmentWriter:
     def published(self, rank: int) -> dict[str, int]:
         """The slots that a rank publishes for this segment's arrays."""
         numbers = list(self.layouts) or [0]
-        first, slots = numbers[0], self.slots
+        first, c = numbers[0], self.collective
         narrays = numbers[-1] - first + 1 if self.layouts else 0
-        return {"narrays": narrays, "width": slots.width, "slot": slots.of(rank, 0, first), "stride": slots.stride}
+        return {"narrays": narrays, "width": c.slot_width, "slot": c.slot(rank, 0, first), "stride": c.slot_stride}
 
     def stage_copies(self) -> None:
         """Copy what peers read of private arguments."""
         for number, parts in self.parts.items():
             for part in parts:
                 if part.copy != NO_COPY:
-                    self.stage(number, part, self.slots.unused, part.nbytes)
+                    self.stage(number, part, self.collective.unused_slot, part.nbytes)
 
     def stage_addresses(self) -> None:
         """Store where each chunk of this segment is."""
         for number, parts in self.parts.items():
             for part in parts:
-                self.stage(number, part, self.slots.of(self.rank, part.chunk, number), 0)
+                self.stage(number, part, self.collective.slot(self.rank, part.chunk, number), 0)
 
     def stage(self, number: int, part: Part, slot: int, nbytes: int) -> None:
         """Store where a part of an array is, for peers, and copy `nbytes` bytes of it."""
-        buffer = self.slots.output(self.rank, number) if part.in_output else self.slots.staging
+        buffer = self.collective.output_slot(self.rank, number) if part.in_output else self.collective.staging_slot
         copy = part.copy if part.copy == NO_COPY or part.in_output else part.copy + self.staging
-        argument = self.slots.argument(self.rank, number)
+        argument = self.collective.argument_slot(number)
         self.emit(
             Opcode.STAGE, argument_slot=argument, slot=slot, start=part.start, copy=copy, buffer_slot=buffer, nbytes=nbytes
         )
@@ -276,7 +174,7 @@ class SegmentWriter:
             dtype, begin = c.call.operands[number].dtype, len(self.code)
             may_skip = c.lends and self.rank != root
             if may_skip:
-                self.emit(Opcode.SKIP_LENT, slot=self.slots.scratch(root, number), words=0)
+                self.emit(Opcode.SKIP_LENT, slot=c.scratch_slot(root, number), words=0)
             for length, rows, starts in aligned(self.transit.cut(self.runs(i, number), dtype.itemsize)):
                 places = [self.place(number, slot, at * dtype.itemsize, step * dtype.itemsize) for slot, at, step in starts]
                 destinations, sources = places[: len(dsts)], places[len(dsts) :]
@@ -319,7 +217,7 @@ class SegmentWriter:
                 for begin, nbytes, turn in pieces(length * itemsize, rows, most):
                     yield Message(sends, slot, at * itemsize + begin, nbytes, rows, step * itemsize, peer, hash), turn
         if s.schedule.kind == "barrier":
-            yield Message(sends, self.slots.of(self.rank), 0, 0, 1, 0, peer, hash), 0
+            yield Message(sends, self.collective.slot(self.rank), 0, 0, 1, 0, peer, hash), 0
 
     def runs(self, i: int, number: int) -> list[list[tuple[int, StridedRange]]]:
         """The ranges of an array at the destinations of instruction i of the streams, and at its sources, by slot."""
@@ -327,7 +225,7 @@ class SegmentWriter:
         found = []
         for row, rank in (divmod(place, s.schedule.nranks) for places in s.operands(i) for place in places):
             ranges = self.ranges(layout, row, int(s.count[i]), int(s.part[i]), int(s.part_step[i]))
-            found.append([(self.slots.of(rank, buffer, number), strided) for buffer, strided in ranges])
+            found.append([(self.collective.slot(rank, buffer, number), strided) for buffer, strided in ranges])
         return found
 
     def ranges(self, layout: ChunkLayout, row: int, count: int, part: int, step: int) -> list[tuple[int, StridedRange]]:
@@ -346,7 +244,7 @@ class SegmentWriter:
 
     def chunk(self, layout: ChunkLayout, row: int, part: int) -> Iterator[tuple[int, StridedRange]]:
         """The ranges of one chunk, each with the number of its buffer."""
-        c, inputs = self.collective.schedule.collective, self.slots.inputs
+        c, inputs = self.collective.schedule.collective, self.collective.input_slots
         low, high = layout.parts[part]
         scratch = row - c.input_chunks - c.output_chunks
         if scratch >= 0:
@@ -355,7 +253,7 @@ class SegmentWriter:
             return
         is_input, block = row < c.input_chunks, int(c.blocks_of_rows[row])
         ranges = (layout.input if is_input else layout.output).ranges(block, low, high)
-        if is_input and self.slots.staged:
+        if is_input and self.collective.shared is not None:
             if ranges and not is_strided(layout):
                 ranges = [ranges[0]._replace(start=0)]
             yield from ((row, strided) for strided in ranges)

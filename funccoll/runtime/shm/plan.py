@@ -23,8 +23,8 @@ from ..collective_call import CollectiveCall, Operand
 from ..plans import staging
 from ..plans.control_block import CellRing, Communicator
 from ..plans.eager import ring_of, write_eagerly
-from ..plans.plan_writer import NON_TEMPORAL, PlannedCollective, write_collective
-from ..plans.slots import Slots
+from ..plans.plan_writer import write_collective
+from ..plans.planned_collective import NON_TEMPORAL, PlannedCollective
 from ..plans.transit import Message
 from .arena import LENDABLE
 
@@ -116,8 +116,7 @@ class Plan:
     """By communicator, the advance of a rank's counter in all of the code."""
     dtype_words: Mapping[int, np.dtype]
     """The words of code that get the address of an argument's dtype object."""
-    collective_slots: tuple[Slots, ...] = ()
-    """The slots of each collective."""
+    collectives: tuple[PlannedCollective, ...] = ()
     messages: tuple[Message, ...] = ()
     """The table of messages to and from other hosts."""
 
@@ -141,7 +140,7 @@ def build_plan(
     shares_results &= all(o.argument is None or o.argument >= 0 for call in calls for o in call.operands)
     for call, communicator in zip(calls, communicators, strict=True):
         planned.append(_planned(call, communicator, slots, shares_results))
-        slots += planned[-1].slots.count
+        slots += planned[-1].slot_count
     bindings = _Bindings()
     for collective in planned:
         bindings.add(collective)
@@ -169,8 +168,7 @@ def build_plan(
     words.flags.writeable = False
     return Plan(
         words, tuple(starts), slots, max_operands, bindings.allocations(), bindings.arguments, tuple(bindings.results),
-        bindings.shared, sites, bases, bindings.dtype_words, tuple(collective.slots for collective in planned),
-        tuple(messages),
+        bindings.shared, sites, bases, bindings.dtype_words, tuple(planned), tuple(messages),
     )
 
 
@@ -193,14 +191,12 @@ def _planned(
         (direct or one_result is not None) and not kind.meaning.combines
     )
     cut = staging.segments_of(layouts) if in_segments else []
-    segments, shared = cut or [dict(enumerate(layouts))], dict[int, int]()
+    segments, shared = cut or [dict(enumerate(layouts))], dict[int, int]() if cut else None
     if cut and not direct:
         streams = schedule.streams().verify() if one_result is None else one_result
         shared = staging.shared_chunks(streams, communicator.rank)
-    inputs = kind.input_chunks if cut else 1
-    slots = Slots(first_slot, schedule.nranks, len(layouts), inputs, staged=bool(cut))
     return PlannedCollective(
-        call, layouts, communicator, call.hash(segments, lends or one_result is not None), slots, segments,
+        call, layouts, communicator, call.hash(segments, lends or one_result is not None), first_slot, segments,
         shared, reads_directly=direct, is_eager=is_eager, one_result=one_result, lends=lends,
     )  # fmt: skip
 
@@ -248,12 +244,12 @@ def _exceeds_caches(operands: Sequence[Operand], communicator: Communicator) -> 
 
 def _shared_result(collective: PlannedCollective, i: int) -> SharedResult:
     """Array i of a collective whose results are shared."""
-    members, slots = collective.communicator.members, collective.slots
+    members = collective.communicator.members
     if collective.one_result is not None:
-        return SharedResult(members, members[HOLDER], slots.output(HOLDER, i), None)
+        return SharedResult(members, members[HOLDER], collective.output_slot(HOLDER, i), None)
     root, operands = collective.schedule.collective.root, collective.call.operands
     always = _exceeds_caches(operands, collective.communicator)
-    return SharedResult(members, members[root], slots.scratch(root, i), operands[i].argument, always)
+    return SharedResult(members, members[root], collective.scratch_slot(root, i), operands[i].argument, always)
 
 
 def _hash(collectives: Sequence[PlannedCollective]) -> int:
@@ -291,24 +287,24 @@ class _Bindings:
 
     def add(self, collective: PlannedCollective) -> None:
         """Bind the slots of one collective."""
-        call, rank, slots = collective.call, collective.communicator.rank, collective.slots
+        call, rank = collective.call, collective.communicator.rank
         has_output = bool(call.schedule.collective.has_output(rank))
         if collective.one_result is not None:
             has_output = rank == HOLDER
         elif collective.lends and _exceeds_caches(call.operands, collective.communicator):
             has_output = rank == collective.schedule.collective.root  # it always lends one
-        if slots.staged:
-            self.allocate(collective.staging_bytes, slots.staging)
+        if collective.shared is not None:
+            self.allocate(collective.staging_bytes, collective.staging_slot)
         for i, operand in enumerate(call.operands):
-            argument, output = slots.argument(rank, i), slots.output(rank, i)
+            argument, output = collective.argument_slot(i), collective.output_slot(rank, i)
             capacity = max((segment[i].capacity for segment in collective.segments if i in segment), default=0)
             chunks = collective.streams.schedule.scratch_chunks
-            self.allocate(capacity * chunks * operand.dtype.itemsize, slots.scratch(rank, i))
+            self.allocate(capacity * chunks * operand.dtype.itemsize, collective.scratch_slot(rank, i))
             if operand.argument is None:
                 self._empty += argument, output
                 continue
-            staged = (slots.staged and not staging.is_strided(collective.layouts[i])) or not _is_read_by_others(collective)
-            how = LEFT_TO_STAGE if staged else UNALLOCATED
+            is_staged = collective.shared is not None and not staging.is_strided(collective.layouts[i])
+            how = LEFT_TO_STAGE if is_staged or not _is_read_by_others(collective) else UNALLOCATED
             if collective.reads_directly and _is_read_by_others(collective):
                 how = READ_DIRECTLY
             if operand.argument >= 0:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...kernels.cpu import interpreter
 from ...kernels.frame import FINISHED, ROWS_FULL, WORD
 from ...schedules.streams.instructions import Instruction, MemoryOperand, Opcode, disassemble
 from ...types import dtype_name
-from ..collective_call import CollectiveCall
-from ..plans.control_block import Communicator
+from ..plans.planned_collective import PlannedCollective
 from ..recorder import CALL, Recorder, RowFile
-from .plan import Plan
 
 if TYPE_CHECKING:
     from .collective_group import CollectiveGroup
@@ -88,48 +86,45 @@ class RecordedKernel:
 
 def describe(group: CollectiveGroup) -> dict[str, Any]:
     """A group's plan: its collectives, and of each instruction what a reader of rows needs to know."""
-    plan: Plan = group.plan
     code = list(disassemble(group._code.tolist()))
     return {
         "kind": "plan",
-        "collectives": [_describe(call, c) for call, c in zip(group.calls, group.communicators, strict=True)],
+        "collectives": [_describe(collective) for collective in group.plan.collectives],
         "pc": [i.pc for i in code],
         "opcode": [i.opcode.name for i in code],
-        "collective": [plan.collective(i.pc) for i in code],
-        "peer": [_peer(i, plan, group.communicators) for i in code],
+        "collective": [group.plan.collective(i.pc) for i in code],
+        "peer": [_peer(i, group.plan.collectives[group.plan.collective(i.pc)]) for i in code],
         "counter": [i.operands.get("counter", -1) for i in code],
-        "nbytes": [_nbytes(i, plan, group.calls[plan.collective(i.pc)]) for i in code],
+        "nbytes": [_nbytes(i) for i in code],
     }
 
 
-def _describe(call: CollectiveCall, communicator: Communicator) -> dict[str, Any]:
+def _describe(collective: PlannedCollective) -> dict[str, Any]:
+    call = collective.call
     return {
         "kind": call.kind, "axes": call.axes, "op": call.op, "algorithm": call.schedule.algorithm,
-        "source": str(call.source) if call.source else "", "ranks": communicator.members,
+        "source": str(call.source) if call.source else "", "ranks": collective.communicator.members,
         "arrays": [[dtype_name(o.dtype), *o.shape] for o in call.operands], "nbytes": sum(o.nbytes for o in call.operands),
     }  # fmt: skip
 
 
-def _peer(i: Instruction, plan: Plan, communicators: Sequence[Communicator]) -> int:
+def _peer(i: Instruction, collective: PlannedCollective) -> int:
     """The rank of the job that an instruction waits for or reads from; -1 for none, or several."""
     if "rank" in i.operands:
         return i.operands["rank"]
-    communicator = communicators[plan.collective(i.pc)]
-    slots, found = plan.collective_slots[plan.collective(i.pc)], set[int]()
+    communicator, found = collective.communicator, set[int]()
     sources: list[MemoryOperand] = i.memory.get("sources") or i.memory.get("source") or []
     for source in sources:
-        rank = slots.rank_of(source.slot)
+        rank = collective.rank_of(source.slot)
         if rank is not None and rank != communicator.rank:
             found.add(communicator.members[rank])
     return found.pop() if len(found) == 1 else -1
 
 
-def _nbytes(i: Instruction, plan: Plan, call: CollectiveCall) -> int:
+def _nbytes(i: Instruction) -> int:
     """Bytes that an instruction writes to each destination, or may have to copy of a private argument; else 0."""
     if i.opcode == Opcode.COPY:
         return abs(i.operands["nbytes"]) * i.operands["rows"]
     if i.opcode == Opcode.COMBINE:
-        slots = plan.collective_slots[plan.collective(i.pc)]
-        array = (i.memory["destinations"][0].slot - slots.first) // slots.stride
-        return abs(i.operands["count"]) * i.operands["rows"] * call.operands[array].dtype.itemsize
+        return abs(i.operands["count"]) * i.operands["rows"] * i.operands["itemsize"]
     return i.operands.get("nbytes", 0)
