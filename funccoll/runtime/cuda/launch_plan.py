@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...kernels.cuda import Combine
-from ...schedules.chunk_layout import ChunkLayout, cut_as_one, in_segments
+from ...schedules.chunk_layout import ChunkLayout, in_segments
 from ...schedules.streams.instructions import Opcode
 from ..collective_call import CollectiveCall
 from ..plans.control_block import Communicator, ControlBlock
 from ..plans.plan_writer import write_collective
-from ..plans.planned_collective import PlannedCollective, Target
+from ..plans.planned_collective import PlannedCollective, Target, layouts_of
 
 __all__ = ["LaunchPlan", "build_launch_plan", "cut_in_channels"]
 
@@ -101,10 +101,7 @@ def _control_bytes(groups: Sequence[Sequence[int]]) -> int:
 
 def cut_in_channels(call: CollectiveCall, channels: int) -> tuple[list[ChunkLayout], list[dict[int, ChunkLayout]]]:
     """The layouts of all arrays, and those of each channel's segment of them."""
-    kind = call.schedule.collective
-    layouts = [ChunkLayout.of(kind, o.shape, o.dtype.itemsize, o.dim, o.concat_dim) for o in call.operands]
-    if len(layouts) > 1 and kind.input_blocks == kind.output_blocks == 1 and call.schedule.prove().left_fold:
-        layouts = cut_as_one(layouts)
+    layouts = layouts_of(call.schedule, call.operands)
     if channels == 1 or not any(math.prod(operand.shape) for operand in call.operands):
         return layouts, [dict(enumerate(layouts)), *[{}] * (channels - 1)]
     return layouts, in_segments(layouts, channels)

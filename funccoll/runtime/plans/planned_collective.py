@@ -10,14 +10,14 @@ from typing import NamedTuple
 import numpy as np
 
 from ...kernels.cpu import combine_address
-from ...schedules.chunk_layout import ChunkLayout
+from ...schedules.chunk_layout import ChunkLayout, cut_as_one
 from ...schedules.schedule import Schedule
 from ...schedules.streams.streams import Streams
-from ..collective_call import CollectiveCall
+from ..collective_call import CollectiveCall, Operand
 from .control_block import Communicator
 from .staging import Part, staged_parts
 
-__all__ = ["CPU", "EAGER_SPAN", "NON_TEMPORAL", "PlannedCollective", "Target"]
+__all__ = ["CPU", "EAGER_SPAN", "NON_TEMPORAL", "PlannedCollective", "Target", "layouts_of"]
 
 EAGER_SPAN = 2
 """The advance of a rank's counter in an eager collective: 1 when its cell is published, 2 when it has its results."""
@@ -38,6 +38,15 @@ class Target(NamedTuple):
 
 
 CPU = Target(combine_address)
+
+
+def layouts_of(schedule: Schedule, operands: Sequence[Operand]) -> list[ChunkLayout]:
+    """The layouts of a collective's arrays."""
+    kind = schedule.collective
+    layouts = [ChunkLayout.of(kind, o.shape, o.dtype.itemsize, o.dim, o.concat_dim) for o in operands]
+    if len(layouts) > 1 and kind.input_blocks == kind.output_blocks == 1 and schedule.prove().left_fold:
+        layouts = cut_as_one(layouts)
+    return layouts
 
 
 @dataclass(frozen=True)

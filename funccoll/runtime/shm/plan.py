@@ -15,8 +15,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ...errors import Source
-from ...schedules.chunk_layout import ChunkLayout, cut_as_one
-from ...schedules.schedule import Schedule
 from ...schedules.shared_results import HOLDER, copies_root, with_one_result
 from ...schedules.streams.instructions import LEFT_TO_STAGE, READ_DIRECTLY, UNALLOCATED, Opcode, disassemble
 from ..collective_call import CollectiveCall, Operand
@@ -24,7 +22,7 @@ from ..plans import staging
 from ..plans.control_block import CellRing, Communicator
 from ..plans.eager import ring_of, write_eagerly
 from ..plans.plan_writer import write_collective
-from ..plans.planned_collective import NON_TEMPORAL, PlannedCollective
+from ..plans.planned_collective import NON_TEMPORAL, PlannedCollective, layouts_of
 from ..plans.transit import Message
 from .arena import LENDABLE
 
@@ -176,13 +174,13 @@ def _planned(
     call: CollectiveCall, communicator: Communicator, first_slot: int, shares_results: bool
 ) -> PlannedCollective:
     schedule, operands = call.schedule, call.operands
-    is_eager = ring_of([schedule], _layouts(schedule, operands), communicator) is not None
+    is_eager = ring_of([schedule], layouts_of(schedule, operands), communicator) is not None
     can_share = shares_results and not is_eager and not communicator.hosts and all(_is_large(operand) for operand in operands)
     lends = can_share and copies_root(schedule)
     one_result = with_one_result(schedule) if can_share and _exceeds_caches(operands, communicator) else None
     if one_result is not None:
         schedule = one_result.schedule
-    kind, layouts = schedule.collective, _layouts(schedule, operands)
+    kind, layouts = schedule.collective, layouts_of(schedule, operands)
     has_arguments = not is_eager and any(o.argument is not None and o.argument >= 0 for o in operands)
     direct = has_arguments and staging.reads_directly(call.kind, layouts, communicator.direct_reads)
     # With other hosts each segment would wait for messages of its own. Segments overlap a copy with the next, and keep what is
@@ -204,15 +202,6 @@ def _planned(
 def _is_large(operand: Operand) -> bool:
     """True for an operand whose result can be lent, which takes some microseconds."""
     return operand.argument is not None and operand.out_nbytes >= LENDABLE
-
-
-def _layouts(schedule: Schedule, operands: Sequence[Operand]) -> list[ChunkLayout]:
-    """The layouts of a collective's arrays."""
-    kind = schedule.collective
-    layouts = [ChunkLayout.of(kind, o.shape, o.dtype.itemsize, o.dim, o.concat_dim) for o in operands]
-    if len(layouts) > 1 and kind.input_blocks == kind.output_blocks == 1 and schedule.prove().left_fold:
-        layouts = cut_as_one(layouts)
-    return layouts
 
 
 def _entries(planned: Sequence[PlannedCollective]) -> Iterator[tuple[Sequence[PlannedCollective], CellRing | None]]:
