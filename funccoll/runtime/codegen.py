@@ -97,13 +97,17 @@ class GeneratedProgram:
 
         It may come after a `complete` run, too.
         """
+        if self.executables:
+            try:
+                self._transport.note_exception(self.executables, len(self.executables) if complete else self._progress(), error)
+            except BaseException:
+                self._transport.lose_progress()
+                raise
         source = self._source(error)
         if source is not None and getattr(error, "source", None) is not source:
             error.add_note(source.as_note)
             if isinstance(error, IndexError) and (note := self._bad_index(error)):
                 error.add_note(note)
-        if self.executables:
-            self._transport.note_exception(self.executables, len(self.executables) if complete else self._progress(), error)
         hide_frames(error)
 
     def _source(self, error: BaseException) -> Source | None:
@@ -126,7 +130,8 @@ class GeneratedProgram:
     def _progress(self) -> int:
         """The number of complete calls of a program that an exception leaves in this thread.
 
-        One that has not left the generated code came last: from making Arrays of the results.
+        One that has not left the driver's `try` came last, from making Arrays of the results; or it is an interrupt at the
+        driver's entry, which counts as one.
         """
         if self.whole is not None:
             return int(self.whole.completed_last_call)

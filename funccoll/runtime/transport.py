@@ -179,6 +179,12 @@ class Transport:
         An exception of one process is one of all its devices.
         """
 
+    def lose_progress(self) -> None:
+        """End the collectives of this process: an exception has left a program, and another one came before it was noted.
+
+        A second interrupt, no memory, no more depth of recursion: this raises nothing that `note_exception` would not have.
+        """
+
     def decision(
         self, executables: Sequence[CollectiveExecutable], kind: str, source: Source | None, identity: str
     ) -> Callable[[int], None] | None:
@@ -232,6 +238,10 @@ class AgreedTransport(Transport):
     def note_exception(self, executables: Sequence[CollectiveExecutable], done: int, error: BaseException) -> None:
         """See `Transport`. An exception after an agreement has ended the job already; any other one is the host's to note."""
         self.host.note_exception(executables, done, error)
+
+    def lose_progress(self) -> None:
+        """See `Transport`."""
+        self.host.lose_progress()
 
     def decision(
         self, executables: Sequence[CollectiveExecutable], kind: str, source: Source | None, identity: str

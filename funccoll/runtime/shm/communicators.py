@@ -45,6 +45,7 @@ _NOWHERE = "has not entered any collective of this group"
 _TOLD = 8
 """Decisions of which a rank tells those of other hosts."""
 _NOTE_BYTES = 512
+_UNNOTED = FunccollError("an exception left a program, and another one came before it was noted")
 """Bytes in which a rank says how many exceptions have left its programs, and which was the last."""
 
 
@@ -185,6 +186,15 @@ class Communicators:
             text = "".join(traceback.format_exception(error))  # an error of another thread may not have been raised here
             head = "" if error.__traceback__ is not None else "Traceback (most recent call last):\n"
             self.world.watch.report(head + text)
+
+    def lose_progress(self) -> None:
+        """See `Transport`. Without the note of an exception no later collective can be trusted.
+
+        It calls no function of Python's, for which the depth of recursion may not be left.
+        """
+        self._broken = self._broken or _UNNOTED
+        for claim in list(self._claims.values()):
+            claim.view[0] = 0
 
     def counts(self, mesh: int) -> dict[int, int]:
         """The counts of the communicators of the `mesh`-th mesh, by number: they grow with each collective."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...arrays.array import Array
 from ...arrays.array_layout import ArrayLayout
-from ...errors import FunccollError, RendezvousError, Source, current_source
+from ...errors import RendezvousError, Source, current_source
 from ...mesh import Mesh, ReplicaGroups, Sharding
 from ..collective_call import CollectiveCall, bind_arguments
 from ..device import Run
@@ -203,6 +203,12 @@ class SharedMemoryTransport(Transport):
         place = agreements[done - 1].calls[-1].key
         _note(registry, {c.number for agreement in agreements for c in agreement.communicators}, place, error)
 
+    def lose_progress(self) -> None:
+        """See `Transport`."""
+        registry = self.job.known_communicators
+        if registry is not None:
+            registry.lose_progress()
+
     def decision(
         self, executables: Sequence[CollectiveExecutable], kind: str, source: Source | None, identity: str
     ) -> Callable[[int], None] | None:
@@ -285,8 +291,8 @@ def _note(registry: Communicators, numbers: Collection[int], place: str, error: 
         source = current_source()
         text = f"{type(error).__name__}: {error}".partition("\n")[0][:300] + (f" at {source}" if source else "")
         registry.note_exception(numbers, place, text)
-    except BaseException:  # a second interrupt, or no memory: without the note no later collective can be trusted
-        registry.broken = FunccollError("an exception left a program, and another one came before it was noted")
+    except BaseException:
+        registry.lose_progress()
         raise
 
 

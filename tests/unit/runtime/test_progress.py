@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Any
 
@@ -98,6 +99,70 @@ def fails_alone() -> tuple[list[int], float]:
         with pytest.raises(ZeroDivisionError):
             program(X)
     return told, float(program(X).local[0])
+
+
+def fails_without_depth() -> str:
+    """What a process is told that goes on after exceptions for which there was less and less depth of recursion.
+
+    The last ones leave the depth for a collective, not for the note that it was complete.
+    """
+    mesh = fc.make_mesh({"d": 2})
+
+    def fn(x: Any) -> Any:
+        y = fc.all_reduce(x, "d")
+        fc.debug.callback(lambda _: (lambda: None)(), y)
+        return y * 2
+
+    program, limit = fc.jit(fn, mesh=mesh, in_specs=P("d"), out_specs=P()), sys.getrecursionlimit()
+    for depth in (limit, limit, *range(60, 10, -1)):
+        try:
+            sys.setrecursionlimit(depth)  # raises RecursionError, too
+            program(X)
+        except RecursionError:
+            sys.setrecursionlimit(limit)
+            try:
+                program(X)
+            except fc.FunccollError as error:
+                return str(error)
+    return "went on"
+
+
+def interrupted_while_it_is_noted(where: str) -> str:
+    """What a process is told that goes on after an interrupt, when another one came before it was noted."""
+    mesh = fc.make_mesh({"d": 2})
+    failing = set[int]()
+
+    def call(number: int) -> None:
+        if number in failing:
+            raise KeyboardInterrupt
+
+    program = jitted(call, mesh)
+    program(X)
+    failing.add(5)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(where, lambda *_: call(5))
+        with pytest.raises(KeyboardInterrupt):
+            program(X)
+    failing.clear()
+    with pytest.raises(fc.FunccollError) as refused:
+        program(X)
+    return str(refused.value)
+
+
+UNNOTED = "an exception left a program, and another one came before it was noted"
+
+
+def test_no_depth_of_recursion_is_left_to_note_an_exception():
+    for told in launch(fails_without_depth, 2):
+        assert UNNOTED in told
+
+
+@pytest.mark.parametrize("where", [
+    "funccoll.runtime.codegen.GeneratedProgram._progress", "funccoll.runtime.shm.shm_transport.current_source",
+])  # fmt: skip
+def test_a_second_interrupt_while_an_exception_is_noted(where):
+    for told in launch(interrupted_while_it_is_noted, 2, where):
+        assert UNNOTED in told
 
 
 def test_an_exception_at_any_place():
