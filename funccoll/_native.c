@@ -292,13 +292,13 @@ set_busy(PlanCall *self, char value)
 static int
 plan_call_run(PlanCall *self, PyObject *const *arrays, Py_ssize_t count, PyObject **results)
 {
-    self->is_complete = 0;
     if (!self->is_quick || self->kernel == NULL || count != self->nargs
         || *self->owner != (int64_t)PyThread_get_thread_ident())
         return 0;
     for (Py_ssize_t i = 0; i < self->ncommunicators; i++)
         if (PyByteArray_AS_STRING(self->busy)[self->communicators[i]])
             return 0;
+    self->is_complete = 0;  /* not before: another thread's call may have just ended, and this one is refused */
     set_busy(self, 1);
     PyObject *found = unused_results(self);
     if (found == NULL) {

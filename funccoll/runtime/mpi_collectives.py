@@ -132,23 +132,31 @@ class MpiCall(AgreedExecutable):
 
         Raises: what a collective of a schedule raises. None runs any more after an error within MPI.
         """
-        self._is_complete = False
+        self.begin()
+        agreed = complete = False
         self._check(arrays)
         kept: list[Any] = [arrays]
         try:
             self.agreement()
+            agreed, self._is_complete = True, False
             results = self._run(arrays, kept)
-            self._is_complete = True
+            self._is_complete = complete = True
             return tuple(results)
         except BaseException as error:
-            if self.agreement.is_complete and not self._is_complete:
+            if not complete and (agreed or self.agreement.completed_last_call):
                 self.registry.abandon(error, kept, self._diagnosis.name)  # what MPI may still write to is kept
             raise
+
+    def begin(self) -> None:
+        """See `AgreedExecutable`."""
+        super().begin()
+        if self.agreement.is_mine:
+            self._is_complete = False
 
     @property
     def completed_last_call(self) -> bool:
         """See `CollectiveExecutable`."""
-        return self._is_complete
+        return self.agreement.completed_last_call and self._is_complete
 
     def _check(self, arrays: Sequence[Any]) -> None:
         """Raise FunccollError for arrays that it was not made for, before the ranks agree that all of them are in it."""

@@ -84,8 +84,8 @@ class CollectiveExecutable:
 
     @property
     def completed_last_call(self) -> bool:
-        """True when the last call has done all that other processes wait for, whether or not an exception has left it then."""
-        return self.agreement is not None and self.agreement.is_complete
+        """True when this thread's last call has done all that other processes wait for, also if an exception has left it."""
+        return self.agreement is not None and self.agreement.completed_last_call
 
 
 class FunctionExecutable(CollectiveExecutable):
@@ -109,7 +109,7 @@ class FunctionExecutable(CollectiveExecutable):
 class AgreedExecutable(CollectiveExecutable):
     """Collectives that are executed elsewhere when the hosts of all ranks have agreed that they are in the same ones.
 
-    A call begins by setting `agreement.is_complete` to False, before anything can be raised.
+    A call begins with `begin`, before anything can be raised.
     """
 
     def __init__(self, agreement: CollectiveGroup):
@@ -119,6 +119,10 @@ class AgreedExecutable(CollectiveExecutable):
     def agreement(self) -> CollectiveGroup:
         """See `CollectiveExecutable`. A barrier."""
         return self._agreement
+
+    def begin(self) -> None:
+        """Forget the last call, unless it is another thread's: then this one is refused."""
+        self._agreement.forget_last_call()
 
 
 ONE_BY_ONE = "fc.debug.disable_jit"

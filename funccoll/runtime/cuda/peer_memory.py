@@ -150,7 +150,7 @@ class PeerBarrier(AgreedExecutable):
 
     def __call__(self, *copies: Any) -> tuple[()]:
         """Wait for all ranks of the group."""
-        self.agreement.is_complete = False
+        self.begin()
         self.transport.device.wait()
         return self.entry()
 
@@ -169,7 +169,7 @@ class PeerLaunch(AgreedExecutable):
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         """This rank's outputs."""
-        self.agreement.is_complete = False
+        self.begin()
         transport, gpu = self.transport, self.gpu
         transport.check()
         blocks = [gpu.contiguous(value) for value in values]

@@ -150,7 +150,7 @@ class NcclCall(AgreedExecutable):
         Raises: what a collective of the host raises, before anything is enqueued; MeshError, on all ranks, where several use
         one GPU. What fails on the GPU is raised by a later call, or by `NcclTransport.check`.
         """
-        self.agreement.is_complete = False
+        self.begin()
         self.job.check()
         try:
             self.agreement()
@@ -159,7 +159,7 @@ class NcclCall(AgreedExecutable):
         except MeshError:  # all ranks refuse alike, and nothing was enqueued
             raise
         except BaseException as error:
-            if not (self.agreement.is_complete or self.job.is_over):
+            if not (self.agreement.completed_last_call or self.job.is_over):
                 raise
             ended_by = self.job.failure
             self.job.fail(error, self._diagnosis.name)  # the others have enqueued what this rank has not

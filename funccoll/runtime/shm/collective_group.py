@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
 from operator import is_
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -186,9 +187,25 @@ class CollectiveGroup(PlanCall, CollectiveExecutable):
 
     # ------------------------------------------------------------ calling
 
+    @property
+    def is_mine(self) -> bool:
+        """True in the thread to which the communicators belong: only its calls begin, those of others are refused."""
+        return self._claim.thread == get_ident()
+
+    @property
+    def completed_last_call(self) -> bool:
+        """See `CollectiveExecutable`."""
+        return self.is_mine and self.is_complete
+
+    def forget_last_call(self) -> None:
+        """Begin an executable of which this group is a part, unless another thread calls it."""
+        if self.is_mine:
+            self.is_complete = False
+
     def call_slowly(self, arrays: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
         """Call it by Python alone, if it may be called now: the first time, in another thread, while it is recorded."""
         require_turn(self.registry, self._claim, self.calls[0].source)
+        self.is_complete = False
         if len(arrays) != self._count:
             raise wrong_count(len(arrays), self._count, self.calls[0])
         return self._run(arrays)

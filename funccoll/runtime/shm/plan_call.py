@@ -56,15 +56,14 @@ class PythonPlanCall:
 
     def __call__(self, *arrays: Any) -> tuple[np.ndarray, ...]:
         """This rank's results."""
-        self.is_complete = False
         return self.packed(arrays) if len(arrays) == self._nargs else self.call_slowly(arrays)
 
     def packed(self, arrays: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
         """The same from a tuple of the right length."""
-        self.is_complete = False
         number, busy = self._number, self._busy
         if self._owner[0] != get_ident() or busy[number]:
             return self.call_slowly(arrays)
+        self.is_complete = False
         began, results, kept = False, (), self._kept
         busy[number] = 1
         try:

@@ -149,6 +149,30 @@ def interrupted_while_it_is_noted(where: str) -> str:
     return str(refused.value)
 
 
+def refused_in_a_thread() -> tuple[list[int], bool]:
+    """What the transport is told of a refused call of another thread; whether this one's last stays complete."""
+    mesh = fc.make_mesh({"d": 2})
+    program = jitted(lambda number: None, mesh).lower(X).compile()
+    program(X)
+
+    def call() -> None:
+        with pytest.raises(fc.FunccollError, match="belong to thread"):
+            program(X)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        told = notes_of(mesh, monkeypatch)
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+    first = program.group_calls[0].completed_last_call
+    program(X)
+    return told, first
+
+
+def test_a_call_that_is_refused_leaves_another_threads_progress():
+    assert launch(refused_in_a_thread, 2) == [([0], True)] * 2
+
+
 UNNOTED = "an exception left a program, and another one came before it was noted"
 
 
