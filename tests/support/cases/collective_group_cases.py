@@ -15,7 +15,7 @@ from funccoll import P
 from funccoll.compiler import dispatcher
 from funccoll.mesh import Mesh
 from funccoll.runtime.job.calling_thread import works_for
-from funccoll.runtime.plans import plan_writer
+from funccoll.runtime.plans import planned_collective
 from funccoll.runtime.shm import collective_group
 from funccoll.runtime.shm.collective_group import CollectiveGroup
 from funccoll.runtime.shm.wait_graph import WaitGraph
@@ -60,7 +60,7 @@ def large(non_temporal: float) -> None:
 
     With `non_temporal` 0 all results are written so.
     """
-    plan_writer.NON_TEMPORAL = non_temporal
+    planned_collective.NON_TEMPORAL = non_temporal
     rank, n = fc.rank(), fc.world_size()
     mesh = fc.make_mesh({"d": n})
     rows = 6 * (90_001 if non_temporal else 70_001)
