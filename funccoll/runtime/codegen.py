@@ -552,14 +552,16 @@ class _Builder:
 
     @property
     def known_identity(self) -> str:
-        """The program's text that must be equal on all processes; empty where none are compared: it reads all constants."""
-        return "" if self.mesh.is_fully_addressable else self._identity("")
+        """The program's text that must be equal on all processes; empty where one plays all devices."""
+        return self._identity("")
 
     def identity(self, eqn: Equation) -> str:
         """The text that must be equal on all processes: the program's fingerprint, its hosts, and the collective's place."""
         return self._identity(f" {self.places[eqn]}")
 
     def _identity(self, place: str) -> str:
+        if self.mesh.is_fully_addressable:  # none are compared, and the fingerprint reads all equations and constants
+            return place
         hosts = f" {self.mesh.hosts}" if self.mesh.hosts else ""
         return f"{self.program.fingerprint}{place} {self.name_on_all}{hosts}"
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 
 import funccoll as fc
 from funccoll import P
+from funccoll.ir import Program
 from funccoll.mesh import Mesh
 from funccoll.passes import buffers
 from funccoll.runtime.transport import load_transport
@@ -126,6 +127,13 @@ def test_a_mesh_of_processes_without_a_job():
     mesh = Mesh({"d": 2}, range(2), process=0)
     with pytest.raises(fc.errors.RendezvousError, match="of a job that this process has left"):
         fc.jit(lambda x: x + 1, mesh=mesh)(np.ones(2))
+
+
+def test_virtual_devices_compile_without_a_fingerprint(monkeypatch):
+    """It reads all equations and constants, and is for processes, which compare it."""
+    monkeypatch.setattr(Program, "fingerprint", property(lambda self: pytest.fail("the program is read")))
+    step = fc.jit(lambda x: fc.all_reduce(x * np.ones(4), "d") + 1, mesh=fc.make_mesh({"d": 2}), in_specs=P("d"), out_specs=P())
+    assert np.asarray(step(np.ones(8))).tolist() == [3] * 4
 
 
 def test_transports_are_found_by_name():
