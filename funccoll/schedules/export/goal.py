@@ -73,7 +73,7 @@ def _operations(schedule: Schedule, sizes: list[int], gamma: float) -> list[list
         for i in sends:
             to, at = m.operands(i)
             src, dst = at[0] % p, to[0] % p
-            size = max(1, bytes_of(i))  # LogGOPSim subtracts one byte from every size, so there are no empty messages
+            size = max(1, bytes_of(i))  # LogGOPSim subtracts one byte from every size: none may be 0
             tag = tags[src, dst]
             tags[src, dst] += 1
             out[src].append(_Operation(f"send {size}b to {dst} tag {tag}", chunks(i, at), []))

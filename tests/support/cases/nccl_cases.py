@@ -1,4 +1,4 @@
-"""What each process of `test_nccl.py` runs: the programs of `process_cases.py` on a mesh over a fake of NCCL."""
+"""The part of each process in `test_nccl.py`: the programs of `process_cases.py` on a mesh over a fake of NCCL."""
 
 from __future__ import annotations
 

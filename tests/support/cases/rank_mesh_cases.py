@@ -52,7 +52,7 @@ def equal_meshes() -> list[float]:
 
 
 def threads_with_pickled_meshes() -> list[str | float]:
-    """What threads find that call collectives over meshes from pickles, each while those before it are alive.
+    """Results of threads which call collectives over meshes from pickles, each while those before it are alive.
 
     They differ in an axis of size 1, in a name, or not at all.
     """

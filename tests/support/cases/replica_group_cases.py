@@ -75,7 +75,7 @@ def run(
 
 
 def left_out(mesh: Mesh | None = None) -> str:
-    """What a process is told whose device is in none of the groups; nothing where all its devices are in one."""
+    """The error in a process whose device is in none of the groups; "" if all its devices are in one."""
     mesh = fc.make_mesh(AXES) if mesh is None else mesh
     _, call = call_of("all_reduce", mesh, np.ones((4, 2, 6), np.float32), ((1, 2),))
     try:

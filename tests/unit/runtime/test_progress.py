@@ -62,7 +62,7 @@ def notes_of(mesh: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def fails_everywhere() -> tuple[list[int], float]:
-    """What the transport is told when exceptions leave a program at all of its places, and after it; a result in the end."""
+    """Notes of the transport when exceptions leave a program at each of its places, and after it; a result in the end."""
     mesh, failing = fc.make_mesh({"d": 2}), set[int]()
 
     def call(number: int) -> None:
@@ -102,7 +102,7 @@ def fails_alone() -> tuple[list[int], float]:
 
 
 def fails_without_depth() -> str:
-    """What a process is told that goes on after exceptions for which there was less and less depth of recursion.
+    """The error in a process which goes on after exceptions that had less and less depth of recursion.
 
     The last ones leave the depth for a collective, not for the note that it was complete.
     """
@@ -128,7 +128,7 @@ def fails_without_depth() -> str:
 
 
 def interrupted_while_it_is_noted(where: str) -> str:
-    """What a process is told that goes on after an interrupt, when another one came before it was noted."""
+    """The error in a process which goes on after an interrupt, when another one came before it was noted."""
     mesh = fc.make_mesh({"d": 2})
     failing = set[int]()
 
@@ -150,7 +150,7 @@ def interrupted_while_it_is_noted(where: str) -> str:
 
 
 def refused_in_a_thread() -> tuple[list[int], bool]:
-    """What the transport is told of a refused call of another thread; whether this one's last stays complete."""
+    """Notes of the transport of a refused call in another thread; and True if this thread's last call stays complete."""
     mesh = fc.make_mesh({"d": 2})
     program = jitted(lambda number: None, mesh).lower(X).compile()
     program(X)

@@ -297,7 +297,7 @@ def test_a_receive_without_a_send(ring):
 
 
 def test_messages_in_another_order(ring):
-    """What one rank sends in two rounds, the other receives in the other order."""
+    """One rank receives in the other order what its peer sends in two rounds."""
     first, second = rows_of(ring, Opcode.RECEIVE)[:2]
     rows = list(range(len(ring)))
     rows[first], rows[second] = second, first
