@@ -56,13 +56,18 @@ MOVED_AS = {"UINT8": np.uint8, "UINT32": np.uint32}
 _COPIED = 4 * lane_count(4)  # bytes that a thread copies at once, as words
 
 
-def run(frames: Any) -> None:
-    """Execute the plan of this block, whose frame is one of those that begin at `frames`; an early end is reported."""
+def run(frames: Any, addresses: Any) -> None:
+    """Execute the plan of this block, whose frame is one of those that begin at `frames`; an early end is reported.
+
+    `addresses` is the table of this launch: launches of a CUDA graph share their frames, and have a table each.
+    """
     own, frame, thread = frames + FRAME.size * block_number(), shared_words(), thread_number()
     operands = frame + FRAME.size
     for i in range(thread, WORD.size, thread_count()):
         store(frame + 8 * i, load(own + 8 * i))
     barrier()
+    if thread == 0:
+        store(frame + FRAME.addresses, addresses)
     begins = thread != 0 or load_acquire(load(frame + FRAME.ended)) == 0
     while True:
         if thread == 0:
@@ -71,7 +76,7 @@ def run(frames: Any) -> None:
         if load(frame + FRAME.status) != SHARED_WORK:
             break
         task = load(frame + FRAME.task)
-        find_operands(task, load(frame + FRAME.addresses), operands)
+        find_operands(task, addresses, operands)
         barrier()
         if load(task) == COPY.opcode:
             copy_rows(task, operands)

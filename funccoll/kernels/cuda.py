@@ -25,7 +25,7 @@ Scope = Literal["gpu", "sys"]
 
 
 def kernel_template(combines: Sequence[Combine], operations: Operations, scope: Scope = "sys") -> Any:
-    """The kernel as a function of the address of the blocks' frames, to be compiled.
+    """The kernel as a function of the addresses of the blocks' frames and of the table of addresses, to be compiled.
 
     `combines` are those that plans name by their index, `scope` is that of their counters.
     """
@@ -97,4 +97,4 @@ def compile_kernel(combines: Sequence[Combine], cc: tuple[int, int], scope: Scop
 
     It takes some seconds. Raises: RuntimeError with the assembler's words.
     """
-    return compile_template(functools.partial(kernel_template, combines, scope=scope), 1, cc)
+    return compile_template(functools.partial(kernel_template, combines, scope=scope), 2, cc)

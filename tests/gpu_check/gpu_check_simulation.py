@@ -30,9 +30,9 @@ def load_kernel(combines: Sequence[Combine], cc: tuple[int, int], scope: Scope) 
     """A kernel whose "machine code" is its combines: launched, the simulator executes it on the frames at its address."""
     code = repr((scope, [(op, dtype.name) for op, dtype in combines])).encode()
 
-    def run(grid: Any, address: int) -> None:
+    def run(grid: Any, address: int, table: int) -> None:
         words = (ctypes.c_int64 * (grid[0] * WORD.size)).from_address(address)
-        GPU.launch(combines, grid[0], np.ctypeslib.as_array(words), scope)
+        GPU.launch_at(combines, grid[0], np.ctypeslib.as_array(words), table, scope)
 
     fake_cuda.Module.kernels[code] = {"run": run}
     return "run", code

@@ -115,7 +115,7 @@ def compare(case: str, n: int) -> None:
 
     shorten_patience(_PATIENCE_S)
     same, began = SameBits(lambda axes: fc.make_mesh(axes, device=where)), time.monotonic()
-    same.rounds = case == "programs"
+    same.rounds = case in ("programs", "loops")
     process_cases.CASES_BY_NAME[case](n, same)
     same.report(f"{case} on {n} devices", time.monotonic() - began)
 

@@ -490,6 +490,7 @@ def test_graphs_of_the_fake_are_recognised(faked, monkeypatch):
 @pytest.mark.parametrize(("function", "arguments", "dtypes", "words"), [
     ("gpu_steps:ours", [[4, 6, 3], 8, 2], [], ["captured"]),
     ("gpu_kernels:bad_input", [], [], ["in host memory, and b", "17 virtual devices", "MemoryError"]),
+    ("gpu_kernels:compare", ["loops", 2], [], ["loops on 2 devices: 4 programs, 0 failed", "2 captured, 2 not captured"]),
     ("trials", [
         ["gpu_machine:smallest_kernel", [False, False]], ["gpu_machine:smallest_kernel", [True, True]],
         ["gpu_probe:barriers", [6]], ["gpu_probe:ping_pong", [4, 0, 10]], ["gpu_probe:ping_pong", [4, 0, 2]],

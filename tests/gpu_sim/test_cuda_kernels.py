@@ -270,12 +270,12 @@ def test_the_simulator_finds_races_missed_barriers_and_scopes_that_are_too_narro
 
 def test_a_block_that_begins_after_another_has_ended_early_executes_nothing():
     class After(SimulatedGpu):
-        def launch(self, combines, blocks, frames, scope="sys"):
+        def launch(self, combines, blocks, frames, table, scope="sys"):
             rows = frames[: blocks * WORD.size].reshape(blocks, WORD.size)
             before = rows.copy()
             for address in {*rows[:, WORD.ended].tolist()}:
                 set_word(address, 1)
-            super().launch(combines, blocks, frames, scope)
+            super().launch(combines, blocks, frames, table, scope)
             assert (rows[:, WORD.status] == FAILED).all()
             assert (rows[:, WORD.pc] == before[:, WORD.pc]).all()
             self.launches.append(blocks)

@@ -106,7 +106,6 @@ class CapturedProgram:
         """For each output the number of its result, or those of its blocks."""
         self._table: Any = None
         """Two addresses for each small argument, then for each small result: of what is copied, and of its copy."""
-        self._pieces: list[Any] = []
 
     @property
     def is_captured(self) -> bool:
@@ -182,7 +181,7 @@ class CapturedProgram:
         try:
             freed = self.nbytes
             self._replay, self._table = None, None
-            self._arguments, self._results, self._outputs, self._pieces = [], [], [], []
+            self._arguments, self._results, self._outputs = [], [], []
             self._calls, self._warm_up = 0, 2 * self._warm_up
             return freed
         finally:
@@ -190,7 +189,6 @@ class CapturedProgram:
 
     def _capture(self, inputs: Sequence[Any]) -> None:
         def run() -> tuple[list[tuple[Any, int]], Sequence[Any], list[tuple[Any, int]], Any]:
-            self._pieces = []
             slots = [self._slots_of(copies) for copies in inputs]  # in the graph's memory, which goes with it
             arguments = [(block, self._place(block)) for block in _blocks(slots)]
             table = self._gpu.allocate((len(arguments) + self._result_count, 2), np.dtype(np.int64))
@@ -227,8 +225,7 @@ class CapturedProgram:
         sizes = [block.nbytes for block, place in blocks if place]
         pieces = pieces_of(sizes)
         if len(pieces):
-            self._pieces.append(self._gpu.constant(pieces))
-            self._gpu.copy_blocks(table, self._pieces[-1])
+            self._gpu.copy_blocks(table, self._gpu.constant(pieces))
         return len(sizes)
 
     def _slots_of(self, copies: Any) -> Any:

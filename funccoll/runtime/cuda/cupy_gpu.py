@@ -122,6 +122,8 @@ class _GraphMemory:
 
     def __init__(self, device_id: int):
         self.blocks: list[Any] = []
+        self.constants: list[Any] = []
+        """Arrays of the graph with memory of their own, which it only reads."""
         self.pool = cupy.cuda.MemoryPool(functools.partial(_lent_block, self.blocks, device_id))
 
     def has(self, address: int) -> bool:
@@ -149,7 +151,7 @@ class _Replay:
     """A graph, with the memory that it needs. Its end frees both: cudaFree waits for what is being executed."""
 
     def __init__(self, graph: Any, memory: _GraphMemory, order: _StreamOrder):
-        self._graph, self._blocks, self._order = graph, memory.freeze(), order
+        self._graph, self._blocks, self._constants, self._order = graph, memory.freeze(), memory.constants, order
         self.nbytes = sum(block.size for block in self._blocks)
         """See `Graph`."""
 
@@ -230,8 +232,17 @@ class CupyGpu:
         """See `Gpu`."""
         with cupy.cuda.using_allocator(_own_memory):
             array = self.allocate(values.shape, values.dtype)
+        if self._capturing.uploads is not None:
+            self._capturing.memory.constants.append(array)
         self.upload(array, values)
         return array
+
+    def table(self, own: Any, values: np.ndarray) -> Any:
+        """See `Gpu`."""
+        if self._capturing.uploads is not None:
+            return self.constant(values)
+        self.upload(own, values)
+        return own
 
     @property
     def bus_id(self) -> str:
@@ -351,12 +362,13 @@ class CupyGpu:
         if not self._mapped[address]:
             runtime.hostUnregister(address)
 
-    def launch(self, combines: Sequence[Combine], blocks: int, frames: Any, scope: Scope = "sys") -> None:
+    def launch(self, combines: Sequence[Combine], blocks: int, frames: Any, table: Any, scope: Scope = "sys") -> None:
         """See `Gpu`."""
         kernel = self._function(tuple(combines), scope)
         if self._capturing.uploads is None:
             self._order.join()
-        kernel((blocks,), (THREADS,), (np.int64(frames.data.ptr),), enable_cooperative_groups=True)
+        arguments = np.int64(frames.data.ptr), np.int64(table.data.ptr)
+        kernel((blocks,), (THREADS,), arguments, enable_cooperative_groups=True)
 
     @functools.cache  # noqa: B019  (there is one, as long as the process lives)
     def _function(self, combines: tuple[Combine, ...], scope: Scope) -> Any:

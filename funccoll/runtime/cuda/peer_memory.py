@@ -182,7 +182,7 @@ class PeerLaunch(AgreedExecutable):
             for slots, arrays in ((plan.inputs, blocks), (plan.outputs, outs)):
                 self._addresses[slots] = np.array([gpu.address(array) for array in arrays])[:, None]
             gpu.upload(self._table, self._addresses)
-            gpu.launch(plan.combines, len(plan.codes), self._frames, "sys")
+            gpu.launch(plan.combines, len(plan.codes), self._frames, self._table, "sys")
         except BaseException as error:
             found = transport.explained(error) if isinstance(error, RuntimeError) else error
             if self.entry.count != before:  # peers launch, and would wait for this rank
@@ -219,7 +219,7 @@ class PeerLaunch(AgreedExecutable):
 
     def _make_frames(self, plan: PeerPlan, timeout: float) -> Any:
         words = self._words | {
-            WORD.addresses: self.gpu.address(self._table), WORD.failure: self.transport.failure,
+            WORD.failure: self.transport.failure,
             WORD.bases: [self._bases + 8 * c for c in range(len(plan.codes))], WORD.patience: int(timeout * 1e9),
         }  # fmt: skip
         return block_frames(self.gpu, plan.codes, words)

@@ -81,7 +81,14 @@ class Gpu(Protocol):
         ...
 
     def constant(self, values: np.ndarray) -> Any:
-        """Return an array of these values, which a graph that is being captured does not write."""
+        """Return an array of these values, which a graph that is being captured does not write, and keeps."""
+        ...
+
+    def table(self, own: Any, values: np.ndarray) -> Any:
+        """Return an array of these values for one launch: `own`, or in a capture a constant.
+
+        A graph may launch a collective several times, in a loop, with other addresses each time.
+        """
         ...
 
     def wait(self) -> None:
@@ -107,10 +114,10 @@ class Gpu(Protocol):
         """Return int64 words of host memory, 0, that kernels write while the host reads them, and the address for kernels."""
         ...
 
-    def launch(self, combines: Sequence[Combine], blocks: int, frames: Any, scope: Scope = "sys") -> None:
+    def launch(self, combines: Sequence[Combine], blocks: int, frames: Any, table: Any, scope: Scope = "sys") -> None:
         """Launch the kernel, compiled for these combines, whose frames these are: they run at the same time.
 
-        `scope` says with which other blocks they communicate.
+        `table` is the table of addresses, `scope` says with which other blocks they communicate.
         """
         ...
 
@@ -225,7 +232,7 @@ class Launch(CollectiveExecutable):
         self._control = self._memory(plan.control_bytes)
         self.gpu.upload(self._control, np.zeros(self._control.shape, np.uint8))
         words = self.device.reports.words(name) | {
-            WORD.heap: self.gpu.address(self._control), WORD.addresses: self.gpu.address(self._table),
+            WORD.heap: self.gpu.address(self._control),
             WORD.failure: self.device.reports.ended, WORD.patience: _PATIENCE_S * 10**9,
         }  # fmt: skip
         self._frames = block_frames(self.gpu, plan.codes, words)
@@ -236,7 +243,7 @@ class Launch(CollectiveExecutable):
     def __call__(self, *values: Copies) -> tuple[Copies, ...]:
         """The copies of each output."""
         self.device.check()
-        with self._lock:  # one table of addresses serves all calls
+        with self._lock:  # one table of addresses serves all calls outside of graphs
             return self._launch(values)
 
     def _launch(self, values: Sequence[Copies]) -> tuple[Copies, ...]:
@@ -250,6 +257,6 @@ class Launch(CollectiveExecutable):
             self._addresses[plan.inputs[number]] = np.array([gpu.address(x) for x in blocks])[:, None]
             self._addresses[plan.outputs[number]] = np.array([gpu.address(x) for x in outs])[:, None]
             results.append([outs[device] for device in self._results])
-        gpu.upload(self._table, self._addresses)
-        gpu.launch(plan.combines, plan.blocks, self._frames, "gpu")
+        table = gpu.table(self._table, self._addresses)
+        gpu.launch(plan.combines, plan.blocks, self._frames, table, "gpu")
         return tuple(copies if len(copies) > 1 else copies[0] for copies in results)

@@ -315,6 +315,10 @@ class SimulatedGpu:
     def constant(self, values: np.ndarray) -> np.ndarray:
         return values.copy()
 
+    def table(self, own: np.ndarray, values: np.ndarray) -> np.ndarray:
+        self.upload(own, values)
+        return own
+
     def wait(self) -> None:
         pass  # launches are synchronous
 
@@ -333,7 +337,15 @@ class SimulatedGpu:
         SHARED_WITH_OTHERS[words.ctypes.data] = words.ctypes.data + words.nbytes
         return words, words.ctypes.data
 
-    def launch(self, combines: Sequence[Combine], blocks: int, frames: np.ndarray, scope: Scope = "sys") -> None:
+    def launch(
+        self, combines: Sequence[Combine], blocks: int, frames: np.ndarray, table: np.ndarray, scope: Scope = "sys"
+    ) -> None:
+        self.launch_at(combines, blocks, frames, self.address(table), scope)
+
+    def launch_at(
+        self, combines: Sequence[Combine], blocks: int, frames: np.ndarray, table: int, scope: Scope = "sys"
+    ) -> None:
+        """The same with the address of the table."""
         assert blocks <= self.max_blocks, f"{blocks} blocks do not run at the same time: a cooperative launch refuses them"
         key = tuple(combines), scope
         if key not in self.kernels:
@@ -342,11 +354,11 @@ class SimulatedGpu:
         rows[:, [WORD.spins, WORD.yields, WORD.patience]] = 0
         reporting = rows[:, [WORD.ended, WORD.report]].copy()
         try:
-            self.run(self.kernels[key], rows, reporting)
+            self.run(self.kernels[key], rows, table, reporting)
         finally:
             rows[:, [WORD.ended, WORD.report]] = reporting
 
-    def run(self, kernel: Any, rows: np.ndarray, reporting: np.ndarray) -> None:
+    def run(self, kernel: Any, rows: np.ndarray, table: int, reporting: np.ndarray) -> None:
         """Run blocks a few instructions at a time until all have ended. Such steps report to words of their own."""
         launch = Launch(kernel, len(rows), THREADS)
         running, waiting = set(range(len(rows))) - self.absent, set[int]()
@@ -354,7 +366,7 @@ class SimulatedGpu:
         for _ in range(MOST_STEPS):
             if waiting >= running and self.gives_up():
                 for number in running:
-                    self.end(launch, rows, number, reporting)
+                    self.end(launch, rows, number, table, reporting)
                 return
             first = self.random.choice(sorted(running))
             count = 2 if first + 1 in running and self.random.random() < 0.2 else 1
@@ -364,14 +376,14 @@ class SimulatedGpu:
             ran[:, WORD.ended] = own.ctypes.data + own.strides[0] * np.arange(first, first + count)
             ran[:, WORD.report] = ran[:, WORD.ended] + own.strides[1]
             ran[:, WORD.instruction_budget] = self.random.choice(self.budgets)
-            launch.step(first, count, rows[first].ctypes.data)
+            launch.step(first, count, rows[first].ctypes.data, table)
             self.steps += 1
             self.stepped()
             for number, pc in enumerate(before, first):
                 status = int(rows[number, WORD.status])
                 assert status in (FINISHED, WAITING, BUDGET_SPENT, FAILED), status
                 if status == FAILED:
-                    self.end(launch, rows, number, reporting)
+                    self.end(launch, rows, number, table, reporting)
                 if status in (FINISHED, FAILED):
                     running.discard(number)
                 self.waits += status == WAITING
@@ -387,10 +399,10 @@ class SimulatedGpu:
         """True when the patience of blocks is at an end: all of them wait, and none can come any further."""
         return True
 
-    def end(self, launch: Launch, rows: np.ndarray, number: int, reporting: np.ndarray) -> None:
+    def end(self, launch: Launch, rows: np.ndarray, number: int, table: int, reporting: np.ndarray) -> None:
         """Run a block that cannot go on, as a GPU does: it reports that."""
         rows[number, [WORD.ended, WORD.report]], rows[number, WORD.instruction_budget] = reporting[number], -1
-        launch.step(number, 1, rows[number].ctypes.data)
+        launch.step(number, 1, rows[number].ctypes.data, table)
         assert rows[number, WORD.status] != FINISHED
 
 

@@ -30,10 +30,10 @@ def install(simulated: cuda_simulation.SimulatedGpu) -> None:
     def load_kernel(combines: Any, cc: Any, scope: Any) -> tuple[str, bytes]:
         code = repr((combines, scope)).encode()
 
-        def run(grid: Any, frames: int) -> None:
+        def run(grid: Any, frames: int, table: int) -> None:
             words = grid[0] * WORD.size
             rows = np.ndarray((words,), np.int64, (ctypes.c_int64 * words).from_address(frames))
-            simulated.launch(combines, grid[0], rows, scope)
+            simulated.launch_at(combines, grid[0], rows, table, scope)
 
         fake_cuda.Module.kernels[code] = {"run_blocks": run}
         return "run_blocks", code

@@ -27,9 +27,9 @@ def install(simulated: peer_simulation.PeerSimulatedGpu) -> None:
     def load_kernel(combines: Any, cc: Any, scope: Any) -> tuple[str, bytes]:
         code = repr((scope, [(op, dtype.name) for op, dtype in combines])).encode()
 
-        def run(grid: Any, address: int) -> None:
+        def run(grid: Any, address: int, table: int) -> None:
             words = (ctypes.c_int64 * (grid[0] * WORD.size)).from_address(address)
-            simulated.launch(combines, grid[0], np.ctypeslib.as_array(words), scope)
+            simulated.launch_at(combines, grid[0], np.ctypeslib.as_array(words), table, scope)
 
         fake_cuda.Module.kernels[code] = {"run": run}
         return "run", code
