@@ -94,8 +94,8 @@ test-table: $(MPI) $(NVJITLINK) $(KERNELS)
 
 # After every edit: folders of quick tests, of which no process is started, and the rules of names, imports and prose. To collect
 # all tests would take seconds.
-FAST := $(addprefix tests/unit/,arrays compiler passes primitives runtime tracing ops/test_numpy_table.py \
-	test_smoke.py test_mesh.py test_errors.py test_collectives.py test_tree.py) \
+FAST := $(addprefix tests/unit/,arrays collectives compiler core platforms runtime tracing transports ops/test_numpy_table.py \
+	test_smoke.py test_errors.py test_tree.py) \
 	$(addprefix tests/repo/,test_layering.py test_names.py test_prose.py)
 
 test-fast: $(VENV)/.dev
@@ -112,7 +112,7 @@ test-exhaustive: $(MPI) $(NVJITLINK)
 
 # The C extension is optional: what it does, Python does, too.
 PYTHON_CALLS := repo/test_names.py unit/arrays/test_arrays.py unit/compiler/test_jit.py unit/compiler/test_callers.py unit/compiler/test_redistribute.py unit/test_errors.py \
-	unit/runtime/test_plan_call.py unit/parallel/test_data_parallel_calls.py jobs/shm/test_processes.py jobs/shm/test_collective_groups.py jobs/failures/test_failures_ranks.py
+	unit/transports/test_plan_call.py unit/parallel/test_data_parallel_calls.py jobs/shm/test_processes.py jobs/shm/test_collective_groups.py jobs/failures/test_failures_ranks.py
 
 test-without-extension: export FUNCCOLL_NATIVE := 0
 test-without-extension: $(MPI)

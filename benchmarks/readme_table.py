@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from funccoll.display import size_text
+from funccoll.core.display import size_text
 from tests.gpu_check.gpu_summary import state_of
 
 ROOT = Path(__file__).parents[1]

@@ -7,8 +7,8 @@ The public names are in `api.py`. They are imported when the first of them is us
 import importlib.machinery
 from typing import TYPE_CHECKING, Any
 
-from . import public_names
 from ._version import __version__
+from .core import public_names
 
 if TYPE_CHECKING:  # a type checker sees all names, and finds misspelt ones
     from .api import *

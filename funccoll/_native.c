@@ -1,9 +1,9 @@
-/* The quick path of calls, for machines with a C compiler: what `compiler/callers.py` and `runtime/shm/plan_call.py` do in
+/* The quick path of calls, for machines with a C compiler: what `compiler/callers.py` and `transports/shm/plan_call.py` do in
  * Python, without an interpreted instruction. Both are tested alike; FUNCCOLL_NATIVE=0 chooses Python.
  *
  *   Dispatch   calls the first of its callers that fits the arguments; base of jitted functions
  *   Caller     one signature: checks arguments, calls the program, makes Arrays of its results
- *   BlockCall  one signature of arrays of NumPy's, without Arrays: `compiler/per_device.py`
+ *   BlockCall  one signature of arrays of NumPy's, without Arrays: `compiler/compile_spmd.py`
  *   PlanCall   a collective group: finds unused results, and runs the kernel without the GIL
  *   ArrayBase  the fields of an Array, and its block as a read-only view
  *
@@ -621,7 +621,7 @@ guard(Caller *self, PyObject **given, PyObject **guards)
     return 1;
 }
 
-/* True for an array that lies as a new one does: see memory_order.py. */
+/* True for an array that lies as a new one does: see core/memory_order.py. */
 static int
 is_in_c_order(const NumpyArray *a, Py_ssize_t stride)
 {

@@ -6,15 +6,7 @@ from typing import TYPE_CHECKING, Any
 from . import debug, errors, linalg, nn, optim, random, special, tree
 from ._version import __version__
 from .arrays.array import Array
-from .autodiff import checkpoint_policies
-from .autodiff.custom_rules import custom_vjp, grad_hook, stop_gradient
-from .autodiff.forward import jvp, linearize
-from .autodiff.jacobians import hessian, jacfwd, jacrev
-from .autodiff.rematerialization import checkpoint, checkpoint_name
-from .autodiff.reverse import grad, value_and_grad, vjp
-from .batching import vmap
-from .callbacks import pure_callback
-from .collectives import (
+from .collectives.functions import (
     all_gather,
     all_reduce,
     all_to_all,
@@ -32,30 +24,38 @@ from .collectives import (
 )
 from .compiler.arguments import AUTO
 from .compiler.jit import clear_caches, jit
+from .compiler.placement import asarray, device_put, from_local, spec_like
 from .compiler.redistribute import redistribute
-from .control import cond, fori_loop, scan, switch, while_loop
-from .custom_primitives import custom_primitive
-from .dtype_promotion import DTypePromotionWarning
+from .core.dtype_promotion import DTypePromotionWarning
+from .core.mesh import Mesh, P, Sharding, abstract_mesh
+from .core.named_scopes import named_scope
+from .core.traced_ranks import TracedRankWarning
+from .core.types import ArrayType, bfloat16
 from .errors import FunccollError, PlannedError, PlannedNameError
-from .global_draws import GlobalRandomWarning
-from .mesh import Mesh, P, Sharding, abstract_mesh
-from .named_scopes import named_scope
+from .job.job_context import finalize, init, make_mesh, rank, world_size
+from .job.process_allgather import process_allgather
 from .ops.creation import full
 from .ops.indexing import at
 from .ops.registry import supported_functions
 from .ops.sorting import top_k, unique
 from .parallel import DataParallel, comm_hooks, data_parallel, uneven_batches
-from .placement import asarray, device_put, from_local, spec_like
 from .profiling.recording import profile
-from .runtime.job.process_allgather import process_allgather
-from .runtime.job.world import finalize, init, make_mesh, rank, world_size
-from .traced_ranks import TracedRankWarning
+from .tracing.global_draws import GlobalRandomWarning
 from .tracing.result_types import eval_shape
-from .types import ArrayType, bfloat16
+from .transforms.autodiff import checkpoint_policies
+from .transforms.autodiff.custom_rules import custom_vjp, grad_hook, stop_gradient
+from .transforms.autodiff.forward import jvp, linearize
+from .transforms.autodiff.jacobians import hessian, jacfwd, jacrev
+from .transforms.autodiff.rematerialization import checkpoint, checkpoint_name
+from .transforms.autodiff.reverse import grad, value_and_grad, vjp
+from .transforms.batching import vmap
+from .transforms.callbacks import pure_callback
+from .transforms.control import cond, fori_loop, scan, switch, while_loop
+from .transforms.custom_primitives import custom_primitive
 
 if TYPE_CHECKING:
     from . import draw, schedules
-    from .runtime.job.launch import launch
+    from .job.launch import launch
 
 __all__ = [
     # meshes and arrays
@@ -84,5 +84,5 @@ if not TYPE_CHECKING:
         if name in ("draw", "schedules"):  # imported on first use: schedules take 15 ms
             return importlib.import_module(f".{name}", __package__)
         if name == "launch":  # imported on first use: cloudpickle takes 10 ms
-            return importlib.import_module(".runtime.job.launch", __package__).launch
+            return importlib.import_module(".job.launch", __package__).launch
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,13 +15,13 @@ import numpy as np
 import optree
 
 from . import config
+from .compiler.codegen.non_finite import NonFinite
 from .compiler.debug_modes import MODES
+from .core.ir import Traced, bind
 from .errors import TraceError, UnsupportedError, is_own
-from .ir import Traced, bind
+from .job import job_context
 from .ops.registry import as_traceable
 from .primitives.debugging import DevicePlace, debug_report_p
-from .runtime.job import world
-from .runtime.non_finite import NonFinite
 from .tracing.trace import label_of, require_function
 
 __all__ = ["breakpoint", "callback", "disable_jit", "nans", "print"]
@@ -58,13 +58,13 @@ def _prefix(place: DevicePlace | None) -> str:
     """The device that reports; in a job of processes that have no mesh in common, the process."""
     if place is not None:
         return f"{place}: "
-    job = world.current()
+    job = job_context.current()
     return f"rank {job.rank}: " if job is not None and len(job.hosts) > 1 else ""
 
 
 def _printed_prefix(place: DevicePlace | None) -> str:
     """The same for a line of output, to which a launcher such as `funccoll run` adds the process's rank: only the rest."""
-    prefix, job = _prefix(place), world.current()
+    prefix, job = _prefix(place), job_context.current()
     if job is None or not config.REPORTS.read():
         return prefix
     rest = prefix.removeprefix(f"rank {job.rank}")  # on a mesh of some of the processes a device has another rank
@@ -213,7 +213,7 @@ class _Breakpoint:
         self.__qualname__ = "all ranks" if rank is None else f"rank {rank}"
 
     def __call__(self, values: Sequence[np.ndarray], place: DevicePlace | None) -> None:
-        job = world.current()
+        job = job_context.current()
         here = place.rank if place is not None else job.rank if job is not None else 0
         if self.rank not in (None, here):
             return

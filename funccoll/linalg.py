@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .core.ir import Traced, bind
+from .core.public_names import directory
+from .core.types import type_of
 from .errors import TraceError
-from .ir import Traced, bind
 from .ops.decompositions import several_systems
 from .primitives.linear_systems import conjugate, solve_triangular_p
-from .public_names import directory
-from .types import type_of
 
 __all__ = ["solve_triangular"]
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import nn
-from .autodiff.custom_rules import stop_gradient
+from .core.public_names import directory
 from .errors import ShapeError
 from .ops.decompositions import as_floats
 from .primitives.special import scipy_ufunc
-from .public_names import directory
+from .transforms.autodiff.custom_rules import stop_gradient
 
 __all__ = ["log_softmax", "logsumexp", "multigammaln", "polygamma", "softmax"]
 

@@ -21,8 +21,8 @@ from optree import tree_reduce as reduce
 from optree import tree_structure as structure
 from optree import tree_unflatten as unflatten
 
+from .core.public_names import directory
 from .errors import PytreeError
-from .public_names import directory
 
 __all__ = ["dataclass", "field", "flatten", "leaves", "map", "reduce", "register", "structure", "unflatten"]
 

@@ -24,11 +24,11 @@ from typing import Any
 
 from benchmarks.measure import machine
 from benchmarks.readme_table import refresh
-from funccoll.calibration.fit_parameters import Sample, fit, of_messages
-from funccoll.calibration.timed_cases import ALGORITHMS, QUICK_SIZES, SIZES, Case, cases
-from funccoll.calibration.tuning import measure, samples_of
-from funccoll.display import seconds_text, size_text, text_table
+from funccoll.core.display import seconds_text, size_text, text_table
 from funccoll.schedules import Topology, build
+from funccoll.tools.calibration.fit_parameters import Sample, fit, of_messages
+from funccoll.tools.calibration.timed_cases import ALGORITHMS, QUICK_SIZES, SIZES, Case, cases
+from funccoll.tools.calibration.tuning import measure, samples_of
 
 RESULTS = Path(__file__).parents[1] / "results" / "calibration.json"
 HELD_OUT = ("bidirectional_ring", "recursive_doubling", "rabenseifner", "circulant", "double_binary_tree")

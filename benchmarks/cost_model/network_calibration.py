@@ -31,13 +31,13 @@ from benchmarks.measure import machine
 from benchmarks.rank import rank_words
 from benchmarks.readme_table import refresh
 from benchmarks.several_hosts.mpi import BURST, LINKS, counts_of, settings
-from funccoll import machine_profile
-from funccoll.calibration.network_tuning import HostsPlan, combined, measure_hosts
-from funccoll.calibration.timed_cases import ON_HOSTS, QUICK_SIZES, SIZES, Case, cases
 from funccoll.config import TUNED_BITS
-from funccoll.machine_profile import MeasuredTimes
+from funccoll.core import machine_profile
+from funccoll.core.machine_profile import MeasuredTimes
 from funccoll.schedules import Schedule, Topology, algorithms, build, select
 from funccoll.schedules.split_hosts import split_hosts
+from funccoll.tools.calibration.network_tuning import HostsPlan, combined, measure_hosts
+from funccoll.tools.calibration.timed_cases import ON_HOSTS, QUICK_SIZES, SIZES, Case, cases
 from tests.support.ranks import mpi_vendors, network_hosts
 from tests.support.ranks.network_hosts import NetworkHosts
 

@@ -10,7 +10,7 @@ for some milliseconds, and counts the slowest rank. The tables:
 - python: a user's loop (`host_contender.Loop`). `y = step(x)`, jitted, on funccoll's Arrays, or a call of mpi4py or
   torch.distributed; then the whole result is read on every rank (`host_contender.read`), which is part of every contender's
   time. A result is kept until the next one has taken its place, so ours alternate between two arrays, and the peers, which
-  write where they are told to, have one. Our ranks share large results that are the same on all (`runtime/shm/lending.py`),
+  write where they are told to, have one. Our ranks share large results that are the same on all (`transports/shm/lending.py`),
   those of a broadcast, too, which then moves nothing. Of the step of 32 all_reduces only the step and the calls are measured.
 - numpy: the same, but our step is given NumPy's arrays, which are not in shared memory. The peers always are.
 - "python, no extension" and "numpy, no extension": the same with FUNCCOLL_NATIVE=0, without the C extension of the call.
@@ -50,7 +50,7 @@ from benchmarks.one_host.host_goals import goals, means
 from benchmarks.one_host.host_jobs import Job, JobError, funccoll_run, mpirun
 from benchmarks.one_host.host_ratios import against, rounded, times_of
 from benchmarks.readme_table import refresh
-from funccoll.display import size_text
+from funccoll.core.display import size_text
 
 RESULTS = Path(__file__).parents[1] / "results" / "host.json"
 RUNS = RESULTS.with_name("host_runs.json")

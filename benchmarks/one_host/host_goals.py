@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from benchmarks.one_host.host_cases import STEP
-from funccoll.display import size_text
+from funccoll.core.display import size_text
 
 KIB, MIB = 1 << 10, 1 << 20
 Row = dict[str, Any]

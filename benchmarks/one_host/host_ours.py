@@ -11,7 +11,7 @@ import funccoll as fc
 from benchmarks.one_host.host_cases import STEP, Case
 from benchmarks.one_host.host_contender import Loop, Run, read
 from funccoll import P
-from funccoll.compiler.per_device import compile_per_device
+from funccoll.compiler.compile_spmd import compile_per_device
 
 D = P("d")
 BODIES: dict[str, tuple[Callable[[Any], Any], P]] = {

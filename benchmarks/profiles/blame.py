@@ -79,7 +79,7 @@ def program(mesh: Any, seed: int) -> list[tuple[Any, Any]]:
 def late(call: Any, way: str) -> None:
     """Execute `call() -> group calls of a compiled function`, 200 ms late in some way."""
     from funccoll.kernels.frame import WORD
-    from funccoll.runtime.shm.collective_group import CollectiveGroup
+    from funccoll.transports.shm.collective_group import CollectiveGroup
 
     compiled, x = call
     groups = [group for group in compiled.group_calls if isinstance(group, CollectiveGroup)]
@@ -122,7 +122,7 @@ def job(runs: list[tuple[int, str, int | None]], directory: str) -> None:
 
 def read(directory: str) -> dict[str, Any]:
     """What the command prints of a profile."""
-    from funccoll.cli import main
+    from funccoll.tools.cli import main
 
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from benchmarks.one_host.host_goals import geometric_mean
-from funccoll.display import size_text
+from funccoll.core.display import size_text
 
 Row = dict[str, Any]
 DECIDES = "2 x 1"

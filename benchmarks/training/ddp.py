@@ -36,7 +36,7 @@ from benchmarks.rank import rank_words
 from benchmarks.readme_table import refresh
 from benchmarks.training.ddp_cases import NETWORKS, Network, Way
 from benchmarks.training.ddp_placement import PLACEMENTS
-from funccoll.display import size_text
+from funccoll.core.display import size_text
 
 RESULTS = Path(__file__).parents[1] / "results" / "ddp.json"
 RANK = rank_words("benchmarks.training.ddp_rank")

@@ -150,7 +150,7 @@ class _Call:
 @contextlib.contextmanager
 def _watched(barrier: Callable[[], Any]) -> Iterator[list[_Call]]:
     """A list of the calls of collective groups. Before each of them stands a barrier, which takes what ranks wait."""
-    from funccoll.runtime.shm.collective_group import CollectiveGroup
+    from funccoll.transports.shm.collective_group import CollectiveGroup
 
     calls: list[_Call] = []
     plain: Any = CollectiveGroup.__call__

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from funccoll import passes
-from funccoll.compiler import stages
-from funccoll.ir import Equation, Literal, Program, Var
-from funccoll.passes.group_collectives import group_collectives
+from funccoll.compiler import passes, stages
+from funccoll.compiler.passes.group_collectives import group_collectives
+from funccoll.core.ir import Equation, Literal, Program, Var
 
 PLACEMENTS = ("grouped", "early", "early, updates too")
 """All buckets after the backward pass, like other collectives; each where its last gradient is made, which is what funccoll

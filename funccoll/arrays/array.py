@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..c_extension import extension
+from ..core.c_extension import extension
+from ..core.ir import Traced, as_array, current_interpreter, refuse_subclass
+from ..core.mesh import Sharding
+from ..core.types import ArrayType, bfloat16, check_dtype, dtype_name, exported
 from ..errors import (
     DeletedArrayError,
     DTypeError,
@@ -23,12 +26,9 @@ from ..errors import (
     user_frames,
     without_value,
 )
-from ..ir import Traced, as_array, current_interpreter, refuse_subclass
-from ..mesh import Sharding
 from ..ops.indexing import getitem_traced
 from ..ops.registry import has_traced
 from ..tracing.trace import split_value
-from ..types import ArrayType, bfloat16, check_dtype, dtype_name, exported
 from .array_layout import ArrayLayout
 from .shared_mapping import read_only
 from .value_hash import value_hash
@@ -424,7 +424,7 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
         return f"Array({what}{values}, {head})"
 
     def _repr_html_(self) -> str:
-        from ..display import array_table
+        from ..core.display import array_table
 
         return array_table(self)
 

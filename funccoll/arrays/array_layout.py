@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..memory_order import in_c_order
-from ..mesh import Mesh, Sharding, copy_coordinates
-from ..types import ArrayType
+from ..core.memory_order import in_c_order
+from ..core.mesh import Mesh, Sharding, copy_coordinates
+from ..core.types import ArrayType
 
 __all__ = ["NO_MESH", "ArrayLayout", "layout_of"]
 

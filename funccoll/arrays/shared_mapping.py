@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..c_extension import extension
+from ..core.c_extension import extension
 
 __all__ = ["SharedMapping", "read_only"]
 

@@ -1,1 +1,4 @@
-"""Compilation of traced functions: jit and its stages."""
+"""From a traced function to what runs on a mesh: stages, passes, generated code, dispatch, placement, layouts.
+
+It imports `transforms`, `runtime` and `job`; transports come to it through `runtime.transport`.
+"""

@@ -10,11 +10,11 @@ from typing import Any
 
 import optree
 
-from ..dtype_promotion import Mode
+from ..core.dtype_promotion import Mode
+from ..core.mesh import Mesh, P, Sharding
+from ..core.pytree_differences import classes_at_difference, prefix_difference
+from ..core.pytree_paths import names_below, parameter_names, signature_of
 from ..errors import PytreeError, ShardingError, TraceError
-from ..mesh import Mesh, P, Sharding
-from ..pytree_differences import classes_at_difference, prefix_difference
-from ..pytree_paths import names_below, parameter_names, signature_of
 from ..tracing.trace import sharding_of
 
 __all__ = ["AUTO", "Arguments", "Options", "Static", "broadcast_specs", "check_specs", "flatten_specs"]

@@ -14,9 +14,9 @@ import numpy as np
 
 from ..arrays.array import Array
 from ..arrays.array_layout import ArrayLayout
-from ..c_extension import extension
+from ..core.c_extension import extension
+from ..core.memory_order import in_c_order
 from ..errors import hide_frames
-from ..memory_order import in_c_order
 
 if TYPE_CHECKING:
     import optree

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..collectives.record import lowering
+from ..core.ir import Equation, Program
+from ..core.mesh import Mesh
+from ..core.types import is_inexact
 from ..errors import ScheduleError, at_source
-from ..ir import Equation, Program
-from ..mesh import Mesh
-from ..primitives.collectives.record import lowering
+from ..job.job_context import joined_transport
 from ..runtime.collective_call import NATIVE_ALGORITHMS, groups_of
-from ..runtime.job.world import joined_transport
-from ..types import is_inexact
 
 if TYPE_CHECKING:
     from ..schedules.model.select import Explanation

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..config import DEBUG
-from ..ir import check_eagerly
-from ..runtime.non_finite import NonFinite, eager_check
+from ..core.ir import check_eagerly
+from .codegen.non_finite import NonFinite, eager_check
 
 __all__ = ["MODES", "asked_for"]
 

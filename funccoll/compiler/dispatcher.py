@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..arrays.array import Array
-from ..weak_values import WeakValues
+from ..core.weak_values import WeakValues
 from .callers import MOST_CALLERS, Caller
 from .debug_modes import MODES
 

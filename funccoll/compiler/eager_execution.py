@@ -11,19 +11,19 @@ import optree
 
 from ..arrays.array import Array
 from ..arrays.array_layout import layout_of
+from ..core.ir import Equation, Literal, Program, Var, eager
+from ..core.mesh import Mesh, copy_coordinates
+from ..core.types import ArrayType
 from ..errors import DeviceError, at_source, current_source
-from ..ir import Equation, Literal, Program, Var, eager
-from ..mesh import Mesh, copy_coordinates
-from ..passes import run_passes
-from ..runtime.codegen import require_devices
-from ..runtime.job.world import transport_of
+from ..job.job_context import transport_of
 from ..runtime.transport import ONE_BY_ONE
 from ..tracing.trace import Evaluation
-from ..types import ArrayType
 from .arguments import Static
 from .choose_schedules import choose, schedules_of
+from .codegen.generated_program import require_devices
 from .debug_modes import MODES
 from .function_on_mesh import FunctionOnMesh, LeafType
+from .passes import run_passes
 from .stages import generate, redistribution
 
 __all__ = ["operations_on", "run_eagerly"]

@@ -12,16 +12,16 @@ import optree
 
 from ..arrays.array import Array, device_type_of, shape_and_dtype
 from ..arrays.array_layout import layout_of
-from ..dtype_promotion import recorded
+from ..core.dtype_promotion import recorded
+from ..core.ir import Traced
+from ..core.mesh import Mesh, Sharding
+from ..core.named_scopes import outside_scopes
+from ..core.pytree_paths import names_below, path_name
 from ..errors import DeviceError, OutSpecsError, Source, TraceError, VaryingError
-from ..global_draws import watched_draws
-from ..ir import Traced
-from ..mesh import Mesh, Sharding
-from ..named_scopes import outside_scopes
+from ..job.job_context import on_device, transport_of
 from ..ops.elementwise import scalar_type
-from ..primitives.collectives.varying import pvary
-from ..pytree_paths import names_below, path_name
-from ..runtime.job.world import on_device, transport_of
+from ..primitives.varying import pvary
+from ..tracing.global_draws import watched_draws
 from ..tracing.trace import Evaluation, flatten_outputs, stage, value_type
 from .arguments import AUTO, Arguments, Options, Static, broadcast_specs, check_specs
 from .choose_schedules import check_algorithms

@@ -15,8 +15,12 @@ import optree
 
 from ..arrays.array import Array, device_type_of
 from ..arrays.array_layout import NO_MESH
-from ..dtype_promotion import MODES as PROMOTIONS
-from ..dtype_promotion import Mode, as_strict
+from ..core.dtype_promotion import MODES as PROMOTIONS
+from ..core.dtype_promotion import Mode, as_strict
+from ..core.ir import Traced, current_interpreter
+from ..core.keywords import explains_keywords
+from ..core.mesh import Mesh
+from ..core.types import ArrayType
 from ..errors import (
     DeviceError,
     DTypeError,
@@ -25,15 +29,11 @@ from ..errors import (
     hide_frames,
     user_frames,
 )
-from ..ir import Traced, current_interpreter
-from ..keywords import explains_keywords
-from ..mesh import Mesh
+from ..job.job_context import transport_of
 from ..ops.registry import as_traceable
-from ..runtime.job.world import transport_of
 from ..runtime.recorder import compiling
 from ..tracing.trace import sharding_of
 from ..tracing.tracer import check_alive
-from ..types import ArrayType
 from .arguments import Options, Static
 from .callers import Caller, Dispatch
 from .debug_modes import MODES

@@ -10,22 +10,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..errors import Source
-from ..ir import Equation, Primitive
-from ..primitives.accumulations import ACCUMULATIONS
-from ..primitives.collectives import (
+from ..collectives import (
     all_gather_p,
     all_reduce_p,
     all_to_all_p,
     broadcast_p,
     gather_p,
-    own_slice_p,
     permute_p,
-    pvary_p,
     reduce_p,
     reduce_scatter_p,
 )
-from ..primitives.collectives import scatter_p as scatter_from_root_p
+from ..collectives import scatter_p as scatter_from_root_p
+from ..core.ir import Equation, Primitive
+from ..core.types import ArrayType
+from ..errors import Source
+from ..primitives.accumulations import ACCUMULATIONS
 from ..primitives.debugging import snapshot_p
 from ..primitives.elementwise import convert_p, divisor_p, erf_p, imag_p, real_p, stop_gradient_p, where_p
 from ..primitives.fourier import fft_p, ifft_p, irfft_p, rfft_p
@@ -38,7 +37,7 @@ from ..primitives.reductions import REDUCTIONS, argmax_p, argmin_p, cumsum_p
 from ..primitives.shaping import broadcast_to_p, concatenate_p, pad_p, reshape_p, transpose_p
 from ..primitives.sorting import argpartition_p, argsort_p, partition_p, searchsorted_p, sort_p
 from ..primitives.special import SPECIAL
-from ..types import ArrayType
+from ..primitives.varying import own_slice_p, pvary_p
 
 __all__ = ["RULES", "DimensionLayout", "Loss", "Part", "Rule", "merged", "rule_of", "without"]
 

@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..core.ir import Atom, Equation, Primitive, Program, Var
+from ..core.mesh import Mesh, P, Sharding
+from ..core.types import ArrayType
 from ..errors import OutSpecsError
-from ..ir import Atom, Equation, Primitive, Program, Var
-from ..mesh import Mesh, P, Sharding
 from ..primitives.control_flow import cond_p, scan_p, while_p
 from ..primitives.higher import checkpoint_p, custom_vjp_p
-from ..types import ArrayType
 from .layout_rules import DimensionLayout, Part, Rule, merged, rule_of, without
 
 __all__ = ["CONTROL_RULES", "layout_of_argument", "output_layouts", "sharding_of_result"]

@@ -1,6 +1,6 @@
 """Calls of programs on a mesh inside a gradient that is taken outside of it: `fc.grad(lambda w: loss(w, x))` of a jitted loss.
 
-Such a trace is of global values. A call is one equation (`primitives/meshed_call.py`), whose gradient is two programs on the
+Such a trace is of global values. A call is one equation (`primitives/shard_map_call.py`), whose gradient is two programs on the
 same mesh: one that also returns the residuals, and one from these and the cotangents of the results to those of the arguments.
 Both are compiled once. The cotangent of a value has the value's sharding.
 """
@@ -18,16 +18,16 @@ import optree
 
 from ..arrays.array import Array
 from ..arrays.array_layout import ArrayLayout, layout_of
-from ..autodiff.backward import RULES, SPLIT
-from ..autodiff.control_rules import Transposed, differentiated
+from ..core.ir import Equation, Program, Traced, bind, evaluate
+from ..core.mesh import Mesh, P, Sharding
+from ..core.pytree_paths import parameter_names
+from ..core.types import ArrayType, is_inexact
 from ..errors import ShardingError, Source, current_source
-from ..ir import Equation, Program, Traced, bind, evaluate
-from ..mesh import Mesh, P, Sharding
-from ..primitives.meshed_call import meshed_call_p
-from ..pytree_paths import parameter_names
-from ..runtime.non_finite import NonFinite
+from ..primitives.shard_map_call import meshed_call_p
 from ..tracing.trace import sharding_of, stage, value_type
-from ..types import ArrayType, is_inexact
+from ..transforms.autodiff.backward import RULES, SPLIT
+from ..transforms.autodiff.control_rules import Transposed, differentiated
+from .codegen.non_finite import NonFinite
 from .debug_modes import MODES
 from .resharding import reshard
 from .signature import Signature

@@ -6,9 +6,9 @@ from typing import Any
 
 from ..arrays.array import Array
 from ..arrays.array_layout import layout_of
+from ..core.ir import Traced, current_interpreter
+from ..core.mesh import P, Sharding
 from ..errors import TraceError, current_source, user_frames
-from ..ir import Traced, current_interpreter
-from ..mesh import P, Sharding
 from ..tracing.trace import sharding_of
 from .program_calls import moved
 from .stages import redistribution

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..display import html_table, text_table
+from ..collectives.record import lowering
+from ..core.display import html_table, text_table
+from ..core.ir import Equation, Program
+from ..core.types import dtype_name
 from ..errors import Source
-from ..ir import Equation, Program
-from ..primitives.collectives.record import lowering
 from ..primitives.linalg import einsum_p, matmul_p
 from ..runtime.collective_call import NATIVE_ALGORITHMS
-from ..types import dtype_name
 
 __all__ = ["CollectiveRow", "CollectiveTable", "cost_analysis", "flops"]
 

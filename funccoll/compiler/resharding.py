@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..collectives import all_gather, all_to_all, own_slice, permute
-from ..mesh import Mesh, Sharding
+from ..collectives.functions import all_gather, all_to_all, own_slice, permute
+from ..core.mesh import Mesh, Sharding
 
 __all__ = ["reshard"]
 

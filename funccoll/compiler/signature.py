@@ -11,11 +11,11 @@ import optree
 
 from ..arrays.array import Array
 from ..arrays.array_layout import ArrayLayout, layout_of
-from ..dtype_promotion import Widening
+from ..core.dtype_promotion import Widening
+from ..core.mesh import Mesh, Sharding
+from ..core.pytree_differences import first_difference
+from ..core.pytree_paths import names_below
 from ..errors import Source, current_source
-from ..mesh import Mesh, Sharding
-from ..pytree_differences import first_difference
-from ..pytree_paths import names_below
 
 __all__ = ["Signature"]
 

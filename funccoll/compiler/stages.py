@@ -15,27 +15,27 @@ import optree
 from ..arrays.array import Array, device_type_of, shape_and_dtype, to_numpy
 from ..arrays.array_layout import ArrayLayout
 from ..config import CHECK
-from ..display import titled
-from ..dtype_promotion import Widening
+from ..core.display import titled
+from ..core.dtype_promotion import Widening
+from ..core.ir import Atom, Equation, Program
+from ..core.mesh import Mesh
 from ..errors import FunccollError, PytreeError, ShapeError, Source, at_source, user_frames
-from ..ir import Atom, Equation, Program
-from ..mesh import Mesh
-from ..passes import run_passes
-from ..passes.buffers import plan_buffers
-from ..passes.drop_barriers import drop_barriers
-from ..passes.group_collectives import group_collectives
-from ..passes.rewrite import at_all_depths
-from ..passes.snapshots import snapshots
-from ..primitives.collectives import pvary_p
-from ..runtime.bad_index import CAPTURED_CONSTANT
-from ..runtime.codegen import GeneratedProgram, compile_program, require_devices
-from ..runtime.job.world import transport_of
+from ..job.job_context import transport_of
+from ..primitives.varying import pvary_p
 from ..runtime.transport import ArgumentCheck, FirstCall
 from ..tracing.trace import stage
 from .callers import Caller, make_caller
 from .choose_schedules import choose, is_large, is_users, schedules_of
+from .codegen.bad_index import CAPTURED_CONSTANT
+from .codegen.generated_program import GeneratedProgram, compile_program, require_devices
 from .debug_modes import MODES, asked_for
 from .garbage_collection import without_garbage_collection
+from .passes import run_passes
+from .passes.buffers import plan_buffers
+from .passes.drop_barriers import drop_barriers
+from .passes.group_collectives import group_collectives
+from .passes.rewrite import at_all_depths
+from .passes.snapshots import snapshots
 from .report import CollectiveTable, cost_analysis
 from .resharding import reshard
 from .signature import Signature

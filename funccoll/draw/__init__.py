@@ -1,12 +1,14 @@
 """Drawings of schedules, costs, timelines, shardings, programs and bucket plans, for papers and notebooks.
 
+It imports `schedules`, `core` and `parallel`; only its renderers need matplotlib or plotly.
+
 Each function describes an object as a scene, which matplotlib draws as SVG or PNG, and plotly in a notebook: see `Drawing`.
 """
 
 from typing import TYPE_CHECKING, Any
 
+from ..core.public_names import directory
 from ..errors import DrawingError
-from ..public_names import directory
 from ..schedules.collective import similar
 from ..schedules.schedule import Schedule
 from .bucket_bars import buckets

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..display import bytes_text, seconds_text, size_text
+from ..core.display import bytes_text, seconds_text, size_text
 from ..errors import DrawingError
 from ..parallel.bucket_plan import BucketPlan, BucketRow
 from .drawing import Drawing

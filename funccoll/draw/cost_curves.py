@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..display import seconds_text, size_text
+from ..core.display import seconds_text, size_text
 from ..errors import DrawingError
 from ..schedules.collective import check_kind, similar
 from ..schedules.model.select import candidates, select

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..display import bytes_text, size_text
+from ..core.display import bytes_text, size_text
 from ..schedules.model.cost import chunk_bytes
 from ..schedules.schedule import Schedule
 from .drawing import Drawing

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..display import size_text
+from ..core.display import size_text
+from ..core.ir import Atom, Equation, Program, Var
 from ..errors import DrawingError
-from ..ir import Atom, Equation, Program, Var
 from .drawing import Drawing
 from .graph_layout import Layout, layered
 from .scene import Arrows, Axis, Boxes, Curve, LegendEntry, Mark, Panel, Scene

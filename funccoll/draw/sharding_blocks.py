@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from ..core.mesh import Sharding
 from ..errors import DrawingError
-from ..mesh import Sharding
 from .drawing import Drawing
 from .scene import Axis, Boxes, Panel, Scene
 from .themes import PALETTE

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..display import seconds_text
+from ..core.display import seconds_text
+from ..core.timeline import ACTIVITIES, Timeline
 from ..errors import DrawingError, scope_of
-from ..timeline import ACTIVITIES, Timeline
 from .drawing import Drawing
 from .lanes import Lanes
 from .scene import Boxes, LegendEntry, Panel, Scene, time_axis

@@ -1,1 +1,4 @@
-"""Numba kernels: the stream interpreter, written once, and the combines it calls. CUDA is planned."""
+"""Numba kernels: the stream interpreter, written once for CPUs and GPUs, and the combines that it calls.
+
+They import `schedules.streams` for the instruction set, and `primitives` for the rules of optimizers.
+"""

@@ -218,7 +218,7 @@ class RecordHead:
     text: int = word("The offset of the call's description.")
     history: int = word("The history.")
     events: int = word("A hash of the exceptions in it with the number of its decisions.")
-    decisions: int = word("The offset of their log (`runtime.shm.decision_log`).")
+    decisions: int = word("The offset of their log (`transports.shm.decision_log`).")
     size: int = word("The size of what is used of the line.", 0)
 
 

@@ -24,8 +24,8 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from .. import private_files
 from ..config import SHOW_COMPILING
+from ..core import private_files
 from .variants import stamp
 
 __all__ = ["address_of", "builtin_of", "cache_directory", "kept"]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..types import bfloat16
+from ..core.types import bfloat16
 from .variants import variant
 
 __all__ = ["Machine", "conversions_of", "meanings"]

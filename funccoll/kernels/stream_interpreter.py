@@ -12,7 +12,7 @@ for those of private arguments that peers read directly: these have the owner's 
 of a COPY or COMBINE has one, the system reads it (`direct_reads`). A peer reads only while the rank is in the call: the rank
 leaves after all that touch its buffers.
 
-An eager collective (`runtime.plans.eager`) needs none of this: peers read a rank's arrays in its cell, which is the rank's
+An eager collective (`transports.plans.eager`) needs none of this: peers read a rank's arrays in its cell, which is the rank's
 again some calls later.
 """
 # ruff: noqa: F821  (the template's free names are set by `variant`)

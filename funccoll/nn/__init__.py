@@ -1,10 +1,13 @@
-"""Model functions in NumPy, numerically stable: for arrays and inside traced functions, with gradients."""
+"""Model functions in NumPy, numerically stable: for arrays and inside traced functions, with gradients.
+
+It imports `ops`, `random`, `collectives` and `transforms`, and nothing that executes programs.
+"""
 
 from typing import TYPE_CHECKING
 
-from ..batch_norm import BatchStats, batch_norm, sync_batch_norm, update_running_stats
-from ..public_names import directory
+from ..core.public_names import directory
 from .activations import dropout, erf, gelu, relu, sigmoid, silu, softplus
+from .batch_normalization import BatchStats, batch_norm, sync_batch_norm, update_running_stats
 from .layer_norms import layer_norm, rms_norm
 from .scaled_attention import attention
 from .softmaxes import cross_entropy, log_softmax, logsumexp, one_hot, softmax

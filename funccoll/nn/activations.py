@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..autodiff.custom_rules import custom_vjp
+from ..core.ir import bind
+from ..core.keywords import explains_keywords
 from ..errors import DTypeError, ShapeError
-from ..ir import bind
-from ..keywords import explains_keywords
 from ..ops.registry import as_traceable, is_traced
 from ..primitives.elementwise import erf_p
 from ..random import bernoulli
+from ..transforms.autodiff.custom_rules import custom_vjp
 from .half_precision import narrow, wide
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from ..core.types import is_inexact
 from ..ops.registry import as_traceable
-from ..types import is_inexact
 
 __all__ = ["narrow", "wide"]
 

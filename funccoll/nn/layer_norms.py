@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..core.keywords import explains_keywords
 from ..errors import ShapeError
-from ..keywords import explains_keywords
 from ..ops.registry import as_traceable
 from ..primitives.elementwise import broadcast_shapes
 from .half_precision import narrow, wide

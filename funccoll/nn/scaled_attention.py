@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..autodiff.custom_rules import custom_vjp, stop_gradient
-from ..autodiff.reverse import widened
+from ..core.keywords import explains_keywords
+from ..core.types import is_inexact
 from ..errors import DTypeError, ShapeError
-from ..keywords import explains_keywords
 from ..ops.registry import as_traceable
 from ..primitives.elementwise import broadcast_shapes
 from ..primitives.shaping import fit
 from ..tracing.trace import value_type
-from ..types import is_inexact
+from ..transforms.autodiff.custom_rules import custom_vjp, stop_gradient
+from ..transforms.autodiff.reverse import widened
 from .half_precision import narrow, wide
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..autodiff.custom_rules import stop_gradient
+from ..core.ir import Traced
+from ..core.keywords import explains_keywords
+from ..core.types import is_inexact
 from ..errors import DTypeError, ShapeError, at_source, traced_source
-from ..ir import Traced
-from ..keywords import explains_keywords
 from ..ops.indexing import getitem
 from ..ops.registry import as_traceable, is_traced, normalize_dim
-from ..types import is_inexact
+from ..transforms.autodiff.custom_rules import stop_gradient
 from .half_precision import narrow, wide
 
 if TYPE_CHECKING:

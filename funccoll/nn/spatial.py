@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..core.ir import bind
+from ..core.keywords import explains_keywords
+from ..core.types import is_inexact
 from ..errors import DTypeError, ShapeError
-from ..ir import bind
-from ..keywords import explains_keywords
 from ..ops.elementwise import unify
 from ..ops.registry import as_traceable
 from ..primitives.convolution import conv_p
 from ..primitives.pooling import window_max_p, window_sum_p
 from ..tracing.trace import value_type
-from ..types import is_inexact
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Shaped

@@ -1,4 +1,7 @@
-"""NumPy's functions over traced arrays. Importing this package fills the table."""
+"""NumPy's functions over traced arrays. Importing this package fills the table.
+
+It imports `primitives`, which its functions bind.
+"""
 
 from . import (
     accumulations,
@@ -15,7 +18,9 @@ from . import (
     shaping,
     sorting,
     statistics,
-    without_nan,
+)
+from . import (
+    nanfunctions as without_nan,
 )
 from .registry import FUNCTIONS, call_function
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from ..core.ir import bind
+from ..core.types import check_dtype
 from ..errors import ShapeError, UnsupportedError
-from ..ir import bind
 from ..primitives.accumulations import ACCUMULATIONS
 from ..primitives.elementwise import stop_gradient_p
-from ..types import check_dtype
 from .elementwise import UFUNC_METHODS, astype
 from .reductions import sum_dtype
 from .registry import as_operand, as_traceable, implements, normalize_dim, refuse_out

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from ..core.ir import Traced
+from ..core.types import is_inexact
 from ..errors import ShapeError, UnsupportedError
-from ..ir import Traced
-from ..types import is_inexact
 from .elementwise import astype, result_dtype, scalar_type
 from .registry import as_operand, as_traceable, implements, is_traced, normalize_dim
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ..core.ir import bind
 from ..errors import ShapeError, UnsupportedError
-from ..ir import bind
 from ..primitives.decompositions import cholesky_p, eig_p, eigh_p, eigvals_p, eigvalsh_p, qr_p, svd_p, svdvals_p
 from ..primitives.least_squares import lstsq_p
 from ..primitives.linear_systems import det_p, inv_p, pinv_p, slogdet_p, solve_p

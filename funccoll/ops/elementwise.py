@@ -9,13 +9,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..dtype_promotion import note_widening, unrecorded
+from ..core.dtype_promotion import note_widening, unrecorded
+from ..core.ir import Traced, bind
+from ..core.types import bfloat16, check_dtype, is_inexact
 from ..errors import DTypeError, InPlaceError, UnsupportedError
-from ..ir import Traced, bind
 from ..primitives.elementwise import UFUNCS, convert_p, imag_p, real_p, resolve, where_p
 from ..primitives.linalg import matmul_p
 from ..primitives.special import special_primitive
-from ..types import bfloat16, check_dtype, is_inexact
 from .registry import as_operand, as_traceable, dims, implements, instead, refuse_out
 
 __all__ = ["UFUNC_METHODS", "apply_ufunc", "astype", "call_ufunc", "matmul", "promote"]

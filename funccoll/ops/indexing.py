@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from ..core.ir import Traced, bind
+from ..core.types import is_inexact, type_of
 from ..errors import DTypeError, MissingMethodError, ShapeError, UnsupportedError, user_frames
-from ..ir import Traced, bind
 from ..primitives.indexing import INDEX_UPDATES, Recipe, getitem_p, index_add_p, index_set_p
-from ..types import is_inexact, type_of
 from .elementwise import astype, result_dtype
 from .registry import as_operand, as_traceable, implements, normalize_dim, refuse_out
 

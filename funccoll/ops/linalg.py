@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from ..core.ir import bind
 from ..errors import ShapeError, UnsupportedError
-from ..ir import bind
 from ..primitives.linalg import einsum_p
 from .elementwise import matmul, unify
 from .registry import as_traceable, implements, normalize_dim, refuse_out

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from ..core.ir import bind
 from ..errors import ShapeError
-from ..ir import bind
 from ..primitives.elementwise import general_root_p, root_p, stop_gradient_p
 from .decompositions import as_floats, svdvals
 from .registry import dims, implements, normalize_dim

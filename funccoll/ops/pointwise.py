@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ..core.ir import bind
 from ..errors import ShapeError, UnsupportedError
-from ..ir import bind
 from ..primitives.elementwise import stop_gradient_p
 from .elementwise import unify
 from .indexing import take

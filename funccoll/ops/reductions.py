@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from ..core.ir import Traced, bind
+from ..core.types import bfloat16, check_dtype, is_inexact
 from ..errors import DTypeError, ShapeError, UnsupportedError
-from ..ir import Traced, bind
 from ..primitives.elementwise import root_p, stop_gradient_p
 from ..primitives.reductions import REDUCTIONS, argmax_p, argmin_p, cumsum_p, reduced
-from ..types import bfloat16, check_dtype, is_inexact
 from .elementwise import astype
 from .registry import as_traceable, dims, implements, is_traced, normalize_dim, refuse_out
 

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ..core.ir import Traced, as_array
 from ..errors import FunccollError, InPlaceError, ShapeError, UnsupportedError
-from ..ir import Traced, as_array
 from ..primitives.elementwise import UFUNCS
 
 __all__ = [

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from ..core.ir import Traced, bind
 from ..errors import ShapeError, UnsupportedError
-from ..ir import Traced, bind
 from ..primitives.shaping import broadcast_to_p, concatenate_p, pad_p, transpose_p
 from ..primitives.shaping import reshape as _reshape
 from .elementwise import unify

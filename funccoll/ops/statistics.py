@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ..dtype_promotion import note_widening
+from ..core.dtype_promotion import note_widening
+from ..core.ir import Traced
+from ..core.types import is_inexact
 from ..errors import DTypeError, ShapeError, UnsupportedError
-from ..ir import Traced
-from ..types import is_inexact
 from .elementwise import astype, result_dtype, scalar_type
 from .indexing import at, take
 from .reductions import flag

@@ -1,8 +1,11 @@
-"""Optimizers as pure (init, update) pairs, and `apply`, which takes a step for all parameters in one fused loop."""
+"""Optimizers as pure (init, update) pairs, and `apply`, which takes a step for all parameters in one fused loop.
+
+It imports `compiler`, for steps outside of traced functions.
+"""
 
 from typing import TYPE_CHECKING
 
-from ..public_names import directory
+from ..core.public_names import directory
 from .gradients import clip, clip_by_global_norm, global_norm, scale_by_schedule
 from .learning_rates import (
     constant_schedule,

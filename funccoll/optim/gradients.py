@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import optree
 
-from ..collectives import Axes, all_reduce, mesh_axes
+from ..collectives.functions import Axes, all_reduce, mesh_axes
+from ..core.keywords import explains_keywords
+from ..core.pytree_paths import path_name
 from ..errors import ShapeError, VaryingError
-from ..keywords import explains_keywords
 from ..ops.registry import as_traceable
-from ..pytree_paths import path_name
 from ..tracing.trace import value_type
 from .learning_rates import Schedule, nonnegative, rate_at
-from .leaves import SPECS_REMEDY, flatten_floats, widen
 from .transformation import GradientTransformation, check_state
+from .tree_utils import SPECS_REMEDY, flatten_floats, widen
 
 __all__ = ["EmptyState", "ScheduleState", "clip", "clip_by_global_norm", "global_norm", "scale_by_schedule"]
 

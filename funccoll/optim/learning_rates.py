@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from ..core.types import is_inexact
 from ..errors import DTypeError, ShapeError, TraceError
 from ..ops.registry import as_traceable
 from ..tracing.trace import value_type
-from ..types import is_inexact
 
 __all__ = [
     "Schedule", "constant_schedule", "cosine_decay_schedule", "exponential_decay", "join_schedules", "linear_schedule",

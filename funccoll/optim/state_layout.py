@@ -10,8 +10,8 @@ import numpy as np
 import optree
 
 from ..compiler.arguments import AUTO, flatten_specs
+from ..core.mesh import P
 from ..errors import PytreeError
-from ..mesh import P
 from .transformation import GradientTransformation, require_pair
 
 __all__ = ["state_specs"]

@@ -15,16 +15,16 @@ import numpy as np
 import optree
 
 from ..arrays.array import Array
+from ..compiler.placement import device_put
+from ..core.ir import bind
+from ..core.keywords import explains_keywords
 from ..errors import DTypeError, PytreeError, ShapeError
-from ..ir import bind
-from ..keywords import explains_keywords
 from ..ops.registry import as_traceable
-from ..placement import device_put
 from ..primitives.optimizers import COUPLED, DECOUPLED, RULES, UNDECAYED, optimizer_step_p
 from ..tracing.trace import value_type
 from .learning_rates import Schedule, nonnegative, rate_at
-from .leaves import SPECS_REMEDY, check_floats, flatten_floats, flatten_like, widen
 from .transformation import Fusable, GradientTransformation, check_state
+from .tree_utils import SPECS_REMEDY, check_floats, flatten_floats, flatten_like, widen
 
 __all__ = ["AdamState", "SgdState", "adam", "adamw", "sgd"]
 

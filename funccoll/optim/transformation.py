@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import optree
 
 from ..errors import PytreeError, TraceError
-from .leaves import flatten_floats, flatten_like, widen
+from .tree_utils import flatten_floats, flatten_like, widen
 
 __all__ = ["Fusable", "GradientTransformation", "apply", "apply_updates", "chain", "check_state", "require_pair"]
 

@@ -11,12 +11,12 @@ import optree
 from ..compiler.choose_schedules import measured_seconds, predicted_seconds
 from ..compiler.jit import jit
 from ..compiler.report import flops
-from ..display import bytes_text, html_table, seconds_text, text_table, titled
-from ..ir import Equation, Program
-from ..mesh import Mesh, P, normalize_axes
-from ..pytree_paths import path_names
-from ..types import dtype_name
-from .call import Settings
+from ..core.display import bytes_text, html_table, seconds_text, text_table, titled
+from ..core.ir import Equation, Program
+from ..core.mesh import Mesh, P, normalize_axes
+from ..core.pytree_paths import path_names
+from ..core.types import dtype_name
+from .loss_call import Settings
 from .traced_reducer import BucketRecord
 
 __all__ = ["BucketPlan", "BucketRow", "trace_plan"]

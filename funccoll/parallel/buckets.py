@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..collectives import Axes, all_reduce
+from ..collectives.functions import Axes, all_reduce
+from ..core.types import ArrayType
 from ..errors import ShapeError
 from ..ops.registry import as_traceable
 from ..tracing.trace import value_type
-from ..types import ArrayType
 
 __all__ = ["Bucket", "BucketAssignment", "CommHook", "assign_buckets"]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ..core.types import bfloat16, dtype_name
 from ..errors import CheckpointError, DTypeError
-from ..types import bfloat16, dtype_name
 
 __all__ = ["read_tensors", "write_tensors"]
 

@@ -19,13 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from .. import collectives, random
+from .. import random
+from ..collectives import functions as collectives
+from ..core.types import bfloat16 as bfloat16_dtype
+from ..core.types import is_inexact
 from ..errors import ShapeError, TraceError
 from ..ops.indexing import at
 from ..ops.registry import as_traceable
 from ..tracing.trace import value_type
-from ..types import bfloat16 as bfloat16_dtype
-from ..types import is_inexact
 from .buckets import Bucket, CommHook
 
 __all__ = ["Bucket", "CommHook", "all_reduce", "bfloat16", "float16", "int8", "power_sgd"]

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import optree
 
-from ..autodiff.reverse import vjp
-from ..collectives import Axes, all_reduce, axis_size, mesh_axes, pvary
+from ..collectives.functions import Axes, all_reduce, axis_size, mesh_axes, pvary
+from ..core.keywords import explains_keywords
+from ..core.mesh import Mesh
 from ..errors import ShapeError, TraceError
-from ..keywords import explains_keywords
-from ..mesh import Mesh
 from ..ops.registry import as_traceable
 from ..tracing.trace import value_type
+from ..transforms.autodiff.reverse import vjp
 from .bucket_plan import BucketPlan, trace_plan
 from .buckets import Bucket, CommHook
-from .call import Call, Settings, scalar, widened_over
+from .loss_call import Call, Settings, scalar, widened_over
 from .traced_reducer import BucketRecord, TracedReducer
 
 __all__ = ["Accumulated", "DataParallelFunction", "data_parallel"]

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Literal
 
 import optree
 
+from ..core.types import ArrayType
 from ..errors import ShapeError, TraceError, VaryingError
 from ..tracing.trace import value_type
-from ..types import ArrayType
 from .buckets import Bucket, BucketAssignment, CommHook
 
 __all__ = ["GradientReducer", "Reduction", "hook_name", "reduced_by"]

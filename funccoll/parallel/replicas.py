@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from ..arrays.array import Array
-from ..collectives import broadcast
+from ..collectives.functions import broadcast
 from ..compiler.jit import jit
-from ..mesh import Mesh, P
-from ..placement import device_put, from_local
+from ..compiler.placement import device_put, from_local
+from ..core.mesh import Mesh, P
 
 __all__ = ["on_all_devices"]
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import optree
 
-from ..collectives import all_reduce
+from ..collectives.functions import all_reduce
+from ..core.ir import current_interpreter
 from ..errors import TraceError
-from ..ir import current_interpreter
 from ..ops.registry import as_traceable
 from .buckets import Bucket, BucketAssignment, CommHook
-from .call import Call, widened_over
 from .gradient_reducer import GradientReducer, Reduction, hook_name, reduced_by
+from .loss_call import Call, widened_over
 
 __all__ = ["BucketRecord", "TracedReducer"]
 

@@ -11,13 +11,13 @@ import numpy as np
 import optree
 
 from ..arrays.array import Array, to_numpy
-from ..collectives import Axes, all_gather
+from ..collectives.functions import Axes, all_gather
 from ..compiler.jit import jit
+from ..compiler.placement import from_local
+from ..core.mesh import Mesh, P, Sharding
+from ..core.pytree_differences import first_difference
 from ..errors import FunccollError, MeshError, PytreeError, ShapeError, TraceError, UnevenBatchesError
-from ..mesh import Mesh, P, Sharding
-from ..placement import from_local
-from ..pytree_differences import first_difference
-from ..runtime.job.world import on_device
+from ..job.job_context import on_device
 
 __all__ = ["uneven_batches"]
 

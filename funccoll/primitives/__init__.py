@@ -1,1 +1,4 @@
-"""One record per primitive: type rule, gradient rule, NumPy reference."""
+"""One record per primitive: type rule, gradient rule, batching rule, NumPy reference.
+
+A record imports `core` alone; the primitives that communicate are in `collectives`.
+"""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..types import is_inexact
+from ..core.types import is_inexact
 
 __all__ = ["OPS", "OPS_OF_COPIES", "Shards", "fold"]
 

@@ -1,7 +1,7 @@
 """Primitives that run programs: scan, while_loop, cond.
 
 Their programs have no captured constants: what a body captures comes as its first operands. Types are exact: a carry enters and
-leaves an iteration with one type, `varying` included, which `control.py` finds by tracing.
+leaves an iteration with one type, `varying` included, which `transforms/control.py` finds by tracing.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from ..core.ir import Primitive, Program, evaluate
+from ..core.types import ArrayType
 from ..errors import DTypeError, ShapeError, VaryingError
-from ..ir import Primitive, Program, evaluate
-from ..types import ArrayType
 
 __all__ = ["cond_p", "require_same_decision", "scan_p", "while_p"]
 

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..ir import Primitive, bind
-from ..types import ArrayType
+from ..core.ir import Primitive, bind
+from ..core.types import ArrayType
 from .batch_rules import batch_all
 
 __all__ = ["DebugReport", "DevicePlace", "debug_report_p", "snapshot_p"]

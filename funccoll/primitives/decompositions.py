@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from ..core.ir import Primitive, bind
+from ..core.types import ArrayType
 from ..errors import UnsupportedError
-from ..ir import Primitive, bind
-from ..types import ArrayType
 from .batch_rules import batch_all
 from .linear_systems import adjoint, conjugate, real_dtype, require_matrices, solve_triangular_p
 from .shaping import fit

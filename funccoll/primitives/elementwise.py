@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from ..core.ir import Primitive, bind
+from ..core.types import ArrayType, is_inexact, type_of
 from ..errors import DTypeError, ShapeError
-from ..ir import Primitive, bind
-from ..types import ArrayType, is_inexact, type_of
 from .batch_rules import batch_aligned
 from .shaping import fit
 from .tangent_rules import added, linear

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from ..core.ir import Primitive, bind
+from ..core.types import ArrayType, bfloat16
 from ..errors import DTypeError, ShapeError
-from ..ir import Primitive, bind
-from ..types import ArrayType, bfloat16
 from .batch_rules import shifted
 from .shaping import fit
 

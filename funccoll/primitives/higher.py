@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..core.ir import Primitive, Program, bind, current_interpreter, primitive_named
+from ..core.mesh import axes_in_words
+from ..core.types import ArrayType
 from ..errors import VaryingError
-from ..ir import Primitive, Program, bind, current_interpreter, primitive_named
-from ..mesh import axes_in_words
-from ..types import ArrayType
 from .batch_rules import repeated
 
 __all__ = ["checkpoint_name_p", "checkpoint_p", "custom_vjp_p", "grad_hook_p", "optimization_barrier_p"]
@@ -55,9 +55,9 @@ def _infer_checkpoint(*xs: ArrayType, program: Program, results: int, again: Cal
     return [atom.type for atom in program.outputs]
 
 
-# A function that the walk backwards (autodiff/backward.py) runs again. Outputs from number `results` on are values inside that
-# a policy keeps for it. `again(fn, values)` checkpoints another flat function by the same policy: of a batch, or with tangents
-# (autodiff/rematerialization.py). Without a gradient the pass `inline` substitutes `program`.
+# A function that the walk backwards (transforms/autodiff/backward.py) runs again. Outputs from number `results` on are values
+# inside that a policy keeps for it. `again(fn, values)` checkpoints another flat function by the same policy: of a batch, or
+# with tangents (transforms/autodiff/rematerialization.py). Without a gradient the pass `inline` substitutes `program`.
 checkpoint_p = Primitive("checkpoint", _infer_checkpoint, _no_reference, multiple=True, kind="higher")
 
 

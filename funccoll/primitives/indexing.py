@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from ..core.ir import Primitive, bind
+from ..core.types import ArrayType, wide_dtype
 from ..errors import DTypeError, ShapeError
-from ..ir import Primitive, bind
-from ..types import ArrayType, wide_dtype
 from .batch_rules import batch_each, repeated
 from .shaping import fit
 from .tangent_rules import linear, or_zeros

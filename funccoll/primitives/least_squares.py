@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from ..core.ir import Primitive
+from ..core.types import ArrayType
 from ..errors import ShapeError
-from ..ir import Primitive
-from ..types import ArrayType
 from .batch_rules import batch_each
 from .decompositions import svdvals_p
 from .linear_systems import conjugate, pinv_p, real_dtype, require_matrices

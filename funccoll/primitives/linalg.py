@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ..core.ir import Primitive, bind
+from ..core.types import ArrayType, bfloat16
 from ..errors import ShapeError
-from ..ir import Primitive, bind
-from ..types import ArrayType, bfloat16
 from .batch_rules import aligned
 from .elementwise import broadcast_shapes, resolve
 from .shaping import fit, reshape

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from ..core.ir import Primitive, bind
+from ..core.types import ArrayType
 from ..errors import DTypeError, ShapeError
-from ..ir import Primitive, bind
-from ..types import ArrayType
 from .batch_rules import batch_aligned, batch_all
 from .elementwise import broadcast_shapes
 from .shaping import fit

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..core.ir import Primitive, bind
+from ..core.types import ArrayType
 from ..errors import ShapeError, UnsupportedError
-from ..ir import Primitive, bind
-from ..types import ArrayType
 from .batch_rules import batch_each, repeated
 
 __all__ = ["COUPLED", "DECOUPLED", "RULES", "UNDECAYED", "StepRule", "evaluate_step", "optimizer_step_p", "wide_dtype"]

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..ir import Primitive, bind
-from ..types import ArrayType
+from ..core.ir import Primitive, bind
+from ..core.types import ArrayType
 from .batch_rules import batch_each
 from .indexing import Piece, Recipe, getitem_p, realize
 from .shaping import fit

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from ..core.ir import Primitive, bind
+from ..core.types import ArrayType, is_inexact
 from ..errors import DTypeError, ShapeError
-from ..ir import Primitive, bind
-from ..types import ArrayType, is_inexact
 from .batch_rules import repeated
 from .convolution import accumulated
 from .elementwise import where_p

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from ..core.ir import Primitive
+from ..core.types import ArrayType
 from ..errors import ShapeError, UnsupportedError
-from ..ir import Primitive
-from ..types import ArrayType
 from .batch_rules import batch_all
 
 __all__ = [

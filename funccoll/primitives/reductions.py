@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from ..core.ir import Primitive
+from ..core.types import ArrayType, bfloat16, wide_dtype
 from ..errors import DTypeError, ShapeError
-from ..ir import Primitive
-from ..types import ArrayType, bfloat16, wide_dtype
 from .batch_rules import batch_dims
 from .shaping import fit, sum_over
 from .tangent_rules import linear

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ..core.ir import Primitive, bind
+from ..core.types import ArrayType, wide_dtype
 from ..errors import DTypeError, ShapeError
-from ..ir import Primitive, bind
-from ..types import ArrayType, wide_dtype
 from .batch_rules import batch_dims, repeated
 from .tangent_rules import linear, linear_together
 

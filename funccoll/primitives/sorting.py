@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from ..core.ir import Primitive, bind
+from ..core.types import ArrayType
 from ..errors import DTypeError, ShapeError
-from ..ir import Primitive, bind
-from ..types import ArrayType
 from .batch_rules import batch_each, shifted
 
 __all__ = ["argpartition_p", "argsort_p", "partition_p", "searchsorted_p", "sort_p"]

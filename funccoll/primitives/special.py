@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from ..core.ir import Primitive
+from ..core.types import ArrayType
 from ..errors import DTypeError, MissingPackageError, UnsupportedError
-from ..ir import Primitive
-from ..types import ArrayType
 from .batch_rules import batch_aligned
 from .elementwise import _apply_rules, broadcast_shapes, erf_p, resolve
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir import JvpRule, bind, primitive_named
+from ..core.ir import JvpRule, bind, primitive_named
 
 __all__ = ["added", "linear", "linear_together", "or_zeros"]
 

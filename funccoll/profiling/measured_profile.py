@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..display import html_table, seconds_text, text_table, titled
+from ..core.display import html_table, seconds_text, text_table, titled
+from ..core.timeline import ACTIVITIES, Timeline
 from ..errors import ProfileError, scope_of
-from ..timeline import ACTIVITIES, Timeline
 from .causes import Blame, blame_of
 from .rank_record import (
     BOOKKEEPING,

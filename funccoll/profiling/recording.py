@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..job.job_context import current_job
 from ..runtime import recorder
-from ..runtime.job.world import current_job
 
 __all__ = ["profile"]
 

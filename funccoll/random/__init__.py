@@ -1,5 +1,7 @@
 """Counter-based randomness: pure functions of a key, the same values on any number of processes.
 
+It imports `ops`, and `transforms` for the gradients of draws.
+
     key = fc.random.key(0)
     first, second = fc.random.split(key)
     x = fc.random.normal(first, (4, 8))
@@ -11,9 +13,9 @@ A key (uint64, shape (2,)) is used once; split it or fold numbers into it for mo
 
 from typing import TYPE_CHECKING
 
-from ..public_names import directory
-from .choices import bernoulli, categorical, choice, permutation, randint, shuffle
-from .floats import exponential, gumbel, laplace, normal, truncated_normal, uniform
+from ..core.public_names import directory
+from .continuous import exponential, gumbel, laplace, normal, truncated_normal, uniform
+from .discrete import bernoulli, categorical, choice, permutation, randint, shuffle
 from .gammas import beta, dirichlet, gamma, loggamma
 from .keys import bits, fold_in, key, split
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..core.ir import bind
 from ..errors import ShapeError
-from ..ir import bind
 from ..ops.registry import as_traceable, is_traced
 from ..primitives.randomness import log_gamma_p
-from .floats import broadcast_draw, float_dtypes
+from .continuous import broadcast_draw, float_dtypes
 from .keys import shape_of_draw, split, usable
 
 if TYPE_CHECKING:

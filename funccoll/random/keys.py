@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..core.ir import bind
 from ..errors import ShapeError
-from ..ir import bind
 from ..ops.registry import as_traceable
 from ..primitives.randomness import check_data, check_key, fold_in_p, random_bits_p, split_p
 from ..tracing.trace import value_type

@@ -1,1 +1,4 @@
-"""Runtimes: the execution of compiled programs. `transport` is the seam; `local`, `shm`, `cuda`, `nccl` are transports."""
+"""The interfaces between a compiled program and what executes it: collective calls, transports, started work, the recorder.
+
+They import `platforms`; `job`, `transports` and `compiler` import them.
+"""

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ..collectives.record import lowering
+from ..core.ir import Equation, Primitive, Program, Var
+from ..core.mesh import Mesh, ReplicaGroups, axes_in_words, copies_of_devices
+from ..core.types import dtype_name
 from ..errors import MeshError, Source, at_source
-from ..ir import Equation, Primitive, Program, Var
-from ..mesh import Mesh, ReplicaGroups, axes_in_words, copies_of_devices
-from ..primitives.collectives.record import lowering
-from ..types import dtype_name
 
 if TYPE_CHECKING:
     from ..schedules.chunk_layout import ChunkLayout

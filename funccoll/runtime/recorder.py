@@ -32,10 +32,10 @@ import numpy as np
 
 from .._version import __version__
 from ..config import PROFILE
+from ..core.machine_profile import boot_id
+from ..core.weak_values import WeakValues
 from ..errors import ProfileError, Source, system_reason, user_source
 from ..kernels.frame import ROW
-from ..machine_profile import boot_id
-from ..weak_values import WeakValues
 
 __all__ = [
     "CALL",

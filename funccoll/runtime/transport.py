@@ -15,20 +15,20 @@ import numpy as np
 from ..arrays.array import Array
 from ..arrays.array_layout import ArrayLayout
 from ..config import TRANSPORT
+from ..core.ir import Var
+from ..core.mesh import Mesh, Sharding
 from ..errors import RendezvousError, Source
-from ..ir import Var
-from ..mesh import Mesh, Sharding
+from ..platforms.device import Copies, Device
 from .collective_call import CollectiveCall
-from .device import Copies, Device
 from .work import Work
 
 if TYPE_CHECKING:
-    from .job.hello import JobSpec
-    from .job.membership import Membership
-    from .job.rendezvous import JoinedJob
-    from .plans.message_table import MessageLibrary
-    from .shm.collective_group import CollectiveGroup
-    from .shm.shm_transport import SharedMemoryTransport
+    from ..job.handshake import JobSpec
+    from ..job.membership import Membership
+    from ..job.rendezvous import JoinedJob
+    from ..transports.plans.message_table import MessageLibrary
+    from ..transports.shm.collective_group import CollectiveGroup
+    from ..transports.shm.shm_transport import SharedMemoryTransport
 
 __all__ = [
     "ONE_BY_ONE", "TRANSPORT", "AgreedExecutable", "AgreedTransport", "ArgumentCheck", "CollectiveExecutable", "FirstCall",
@@ -38,7 +38,9 @@ __all__ = [
 ArgumentCheck = Callable[[Sequence[Any], Sequence[np.ndarray | None]], None]
 """A check of a call's arguments, from this process's blocks of them, and the global values of those that are not Arrays."""
 
-_MODULES = {"local": "local.collectives", "shm": "shm.shm_transport", "mpi": "mpi", "cuda": "cuda.gpu"}
+_MODULES = {
+    "local": "local.local_transport", "shm": "shm.shm_transport", "mpi": "mpi.mpi_transport", "cuda": "cuda.cuda_transport",
+}  # fmt: skip
 _BETWEEN_PROCESSES = "shm", "mpi"
 
 
@@ -345,7 +347,7 @@ class JobTransport(Protocol):
 
 def load_transport(name: str) -> Any:
     """Import a transport's module, which has its class, or a function that makes it, as `IMPLEMENTATION`."""
-    return importlib.import_module(f".{_MODULES[name]}", __package__).IMPLEMENTATION
+    return importlib.import_module(f"..transports.{_MODULES[name]}", __package__).IMPLEMENTATION
 
 
 def choose_job_transport(job: JobSpec) -> type[JobTransport]:

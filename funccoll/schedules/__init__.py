@@ -1,8 +1,11 @@
-"""Communication schedules: built, proved, lowered to streams, verified, costed, simulated."""
+"""Communication schedules: built, proved, lowered to streams, verified, costed, simulated.
+
+They import `core` and `primitives` alone: a schedule needs no array, device or process.
+"""
 
 from typing import TYPE_CHECKING, Any
 
-from ..public_names import directory
+from ..core.public_names import directory
 from . import library as _library  # noqa: F401 (importing it registers its algorithms)
 from .collective import Collective
 from .model.select import explain, select

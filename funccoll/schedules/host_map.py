@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ..core.mesh import check_hosts
 from ..errors import ScheduleError
-from ..mesh import check_hosts
 from .collective import check_count
 
 __all__ = ["check_host_map", "default_levels", "levels_of"]

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ..core.types import is_inexact
 from ..primitives.combining import fold
-from ..types import is_inexact
 from .chunk_layout import Index
 
 __all__ = ["ReferenceMemory", "reference_memory"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..display import html_table, titled
+from ..core.display import html_table, titled
 from ..errors import MissingPackageError, ScheduleError, Source
 from .collective import Collective, check_count, check_pairs
 from .columns import check_batches

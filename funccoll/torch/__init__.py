@@ -1,9 +1,12 @@
-"""Collectives and data parallelism for PyTorch: tensors in, tensors out, over the same schedules and shared memory."""
+"""Collectives and data parallelism for PyTorch: tensors in, tensors out, over the same schedules and shared memory.
+
+It imports everything below `api`; only this folder imports PyTorch.
+"""
 
 from typing import TYPE_CHECKING
 
+from ..core.public_names import directory
 from ..errors import MissingPackageError
-from ..public_names import directory
 
 try:
     import torch  # noqa: F401

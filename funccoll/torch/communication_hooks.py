@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import ModuleError, ProgramMismatch
+from ..job.process_allgather import gather_text
 from ..parallel import comm_hooks
 from ..parallel.buckets import CommHook
 from ..parallel.gradient_reducer import hook_name
-from ..runtime.job.process_allgather import gather_text
 from .functional_hook import FunctionalHook
 from .future_hook import FutureHook
 from .parameters import GradientSlot

@@ -16,9 +16,9 @@ import torch
 from torch.distributed.algorithms.join import Joinable
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ..core.mesh import Mesh
 from ..errors import ModuleError, PeerFailure, ProgramMismatch, Source, user_frames, user_source
-from ..mesh import Mesh
-from ..runtime.job.world import check_alone, rank
+from ..job.job_context import check_alone, rank
 from .forward_passes import ForwardPass
 from .join import UnevenInputs
 from .module_changes import ModuleChanges

@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from ..core.mesh import Mesh
+from ..core.weak_values import WeakValues
 from ..errors import FunccollError, ModuleError, PeerFailure, ProgramMismatch, Source
-from ..mesh import Mesh
-from ..runtime.job.process_allgather import gather_text
-from ..weak_values import WeakValues
+from ..job.process_allgather import gather_text
 
 __all__ = ["ABSENT", "WORD", "ForwardPass", "ForwardPasses", "words_differ"]
 

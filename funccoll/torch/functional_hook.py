@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import optree
 
-from ..ir import Traced
+from ..core.ir import Traced
 from ..ops.registry import as_traceable
 from ..parallel.buckets import Bucket, BucketAssignment, CommHook
-from ..parallel.call import widened_over
 from ..parallel.gradient_reducer import Reduction, hook_name, reduced_by
+from ..parallel.loss_call import widened_over
 from ..tracing.trace import flatten_outputs
 from .parameters import USED, GradientSlot
 from .slot_reducer import SlotReducer

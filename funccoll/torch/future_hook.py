@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..collectives import all_reduce
-from ..compiler.per_device import compile_per_device
+from ..collectives.functions import all_reduce
+from ..compiler.compile_spmd import compile_per_device
 from ..errors import DTypeError, ModuleError, ShapeError
+from ..job.process_allgather import gather_text
 from ..parallel.buckets import BucketAssignment
 from ..parallel.gradient_reducer import Reduction, hook_name
-from ..runtime.job.process_allgather import gather_text
 from .grad_bucket import GradBucket
 from .parameters import GradientSlot
 from .slot_reducer import SlotReducer

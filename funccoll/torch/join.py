@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..collectives import all_gather
-from ..compiler.per_device import compile_per_device
+from ..collectives.functions import all_gather
+from ..compiler.compile_spmd import compile_per_device
+from ..core.mesh import Mesh
 from ..errors import ModuleError, UnevenBatchesError
-from ..mesh import Mesh
 
 __all__ = ["UnevenInputs"]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
+from ..core.weak_values import WeakValues
 from ..errors import user_source
-from ..weak_values import WeakValues
 
 __all__ = ["LocalGradients", "watched_parameters"]
 

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch.nn.modules import module as torch_modules
 
-from ..collectives import broadcast
+from ..collectives.functions import broadcast
+from ..core.mesh import Mesh
 from ..errors import DTypeError, ModuleError
-from ..mesh import Mesh
-from ..runtime.job.process_allgather import check_equal_lines, gather_text
+from ..job.process_allgather import check_equal_lines, gather_text
 from .tensor_kinds import distinct_part, unsupported, write
 from .tensor_memory import HostMemory
 from .tensors import dtype_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from ..core.mesh import Mesh
 from ..errors import MeshError
-from ..mesh import Mesh
-from ..runtime.job.membership import Membership
-from ..runtime.job.world import check_alone, current, init, make_mesh, on_device, world_size
+from ..job.job_context import check_alone, current, init, make_mesh, on_device, world_size
+from ..job.membership import Membership
 
 __all__ = ["group_of_device_mesh", "mesh_of_group"]
 

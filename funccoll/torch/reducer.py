@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..collectives import all_gather, all_reduce, broadcast
-from ..compiler.per_device import PerDevice, compile_per_device
+from ..collectives.functions import all_gather, all_reduce, broadcast
+from ..compiler.compile_spmd import PerDevice, compile_per_device
+from ..core.types import ArrayType
 from ..errors import ModuleError, PeerFailure, ProgramMismatch, Source, user_source
 from ..parallel.buckets import BucketAssignment, assign_buckets
-from ..types import ArrayType
 from .communication_hooks import communication_hook
 from .forward_passes import ABSENT, WORD, ForwardPass, ForwardPasses, words_differ
 from .in_backward_optimizers import InBackwardOptimizers

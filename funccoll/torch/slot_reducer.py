@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..collectives import all_reduce
+from ..collectives.functions import all_reduce
 from ..parallel.buckets import BucketAssignment
 from ..parallel.gradient_reducer import GradientReducer, Reduction
 from .parameters import GradientSlot

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..collectives import all_gather, all_reduce
-from ..compiler.per_device import PerDevice, compile_per_device
+from ..collectives.functions import all_gather, all_reduce
+from ..compiler.compile_spmd import PerDevice, compile_per_device
+from ..core.mesh import Mesh
 from ..errors import ModuleError
-from ..mesh import Mesh
 from .parameters import GradientSlot
 from .tensors import as_array, as_tensor
 

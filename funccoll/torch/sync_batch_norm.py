@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..core.mesh import Mesh
 from ..errors import DTypeError, ShapeError
-from ..mesh import Mesh
 from .process_groups import mesh_of_group
 from .tensor_collectives import all_gather, all_reduce
 from .tensor_programs import breaks_graph, check_tensor

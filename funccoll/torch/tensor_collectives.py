@@ -34,10 +34,10 @@ from torch._C._functorch import peek_interpreter_stack as _transform
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
-from ..collectives import Axes
+from ..collectives.functions import Axes
+from ..core.mesh import Mesh, normalize_axes
 from ..errors import FunccollError, ShapeError
-from ..mesh import Mesh, normalize_axes
-from ..runtime.job.world import transport_of
+from ..job.job_context import transport_of
 from .tensor_programs import Options, Program, breaks_graph, check_tensor, program_of, programs_of, refuse_transforms
 from .tensors import as_tensor, dtype_of
 

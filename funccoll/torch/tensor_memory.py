@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..collectives import all_reduce
-from ..compiler.per_device import PerDevice, compile_per_device
+from ..collectives.functions import all_reduce
+from ..compiler.compile_spmd import PerDevice, compile_per_device
+from ..core.mesh import Mesh
 from ..errors import DeviceError, MissingPackageError, ModuleError
-from ..mesh import Mesh
-from ..runtime.job.calling_thread import works_for
-from ..runtime.job.world import on_device, transport_of
+from ..job.calling_thread import works_for
+from ..job.job_context import on_device, transport_of
 from .tensors import as_array, as_tensor, dtype_of, reader_of
 
 __all__ = ["DEVICE_TYPE", "DeviceMemory", "HostMemory", "Types", "memory_of"]

@@ -14,12 +14,12 @@ from torch._compile import _disable_dynamo
 from torch.compiler import is_dynamo_compiling
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from .. import collectives
-from ..collectives import Axes
-from ..compiler.per_device import PerDevice, compile_per_device
+from ..collectives import functions as collectives
+from ..collectives.functions import Axes
+from ..compiler.codegen.generated_program import require_devices
+from ..compiler.compile_spmd import PerDevice, compile_per_device
+from ..core.mesh import Mesh
 from ..errors import DeviceError, MeshError, TraceError, UnsupportedError
-from ..mesh import Mesh
-from ..runtime.codegen import require_devices
 from .tensors import as_array, as_tensor, dtype_of, reader_of
 
 __all__ = ["Options", "Program", "breaks_graph", "check_tensor", "program_of", "programs_of", "refuse_transforms"]

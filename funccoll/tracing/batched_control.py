@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir import Program, bind, evaluate
+from ..core.ir import Program, bind, evaluate
 from ..ops.registry import as_traceable
 from ..primitives.batch_rules import repeated
 from ..primitives.control_flow import cond_p, scan_p, while_p

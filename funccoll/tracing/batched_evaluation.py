@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import optree
 
+from ..core.ir import Equation, Primitive, Program, Traced, bind, current_interpreter, evaluate
+from ..core.types import ArrayType
 from ..errors import UnsupportedError
-from ..ir import Equation, Primitive, Program, Traced, bind, current_interpreter, evaluate
 from ..ops.registry import as_traceable
 from ..primitives.batch_rules import repeated
 from ..primitives.higher import custom_vjp_p, grad_hook_p
 from ..primitives.shaping import sum_over
-from ..types import ArrayType
 from .trace import stage, value_type
 
 __all__ = ["RULES", "apply_batched", "batched_program", "element_type", "evaluate_batched"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..core.ir import Atom, Equation, Literal, Program, Var, bind
 from ..errors import at_source
-from ..ir import Atom, Equation, Literal, Program, Var, bind
-from ..primitives.collectives import pvary_p
+from ..primitives.varying import pvary_p
 from .trace import value_type
 
 __all__ = ["closed", "with_same_operands"]

@@ -7,9 +7,9 @@ from typing import Any
 
 import optree
 
+from ..core.types import ArrayType
 from ..ops.elementwise import scalar_type
 from ..ops.registry import as_traceable
-from ..types import ArrayType
 from .trace import flatten_outputs, label_of, require_function, stage, value_type
 
 __all__ = ["eval_shape"]

@@ -12,20 +12,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import optree
 
-from ..errors import (
-    ConcretizationError,
-    FunccollError,
-    ShardingError,
-    Source,
-    TraceError,
-    current_source,
-    raised_at,
-    registration_remedy,
-    traced_source,
-    user_frames,
-)
-from ..global_draws import note_constant
-from ..ir import (
+from ..core.ir import (
     Atom,
     Equation,
     Interpreter,
@@ -41,11 +28,24 @@ from ..ir import (
     reports_off,
     use_interpreter,
 )
-from ..mesh import Sharding
-from ..primitives.collectives import pvary_p
-from ..primitives.meshed_call import MeshedCall
-from ..pytree_paths import path_name
-from ..types import ArrayType, check_dtype, type_of
+from ..core.mesh import Sharding
+from ..core.pytree_paths import path_name
+from ..core.types import ArrayType, check_dtype, type_of
+from ..errors import (
+    ConcretizationError,
+    FunccollError,
+    ShardingError,
+    Source,
+    TraceError,
+    current_source,
+    raised_at,
+    registration_remedy,
+    traced_source,
+    user_frames,
+)
+from ..primitives.shard_map_call import MeshedCall
+from ..primitives.varying import pvary_p
+from .global_draws import note_constant
 from .tracer import Tracer
 
 __all__ = [

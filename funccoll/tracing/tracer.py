@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..core.ir import Traced, Var, leaked
+from ..core.types import is_inexact
 from ..errors import ConcretizationError, InPlaceError, MissingMethodError, Source, TraceError
-from ..ir import Traced, Var, leaked
 from ..ops import call_function
 from ..ops.elementwise import apply_ufunc, astype, call_ufunc
 from ..ops.indexing import getitem
 from ..ops.registry import as_operand, instead
-from ..types import is_inexact
 
 if TYPE_CHECKING:
     from .trace import Trace

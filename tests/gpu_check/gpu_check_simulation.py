@@ -68,11 +68,11 @@ def fake_a_gpu() -> None:
     """Put the fakes in the places of CuPy and of the kernel."""
     sys.modules.update(fake_cuda.modules())
     fake_cupy.cuda.runtime.memGetInfo = lambda: (fake_cupy.free_bytes, fake_cupy.free_bytes)
-    kernels: Any = importlib.import_module("funccoll.runtime.cuda.cupy_kernels")
+    kernels: Any = importlib.import_module("funccoll.platforms.gpu.cupy_kernels")
     kernels.CupyKernels = fake_cupy.Kernels
-    cupy_gpu: Any = importlib.import_module("funccoll.runtime.cuda.cupy_gpu")
+    cupy_gpu: Any = importlib.import_module("funccoll.platforms.gpu.cupy_gpu")
     cupy_gpu.load_kernel = load_kernel
-    cublas: Any = importlib.import_module("funccoll.runtime.cuda.cublas")
+    cublas: Any = importlib.import_module("funccoll.platforms.gpu.cublas")
     cublas.find_library = lambda version: FakeCublas()
     blocks: Any = importlib.import_module("funccoll.kernels.cuda")
     blocks.compile_template = cuda_compiler.compile_template = compile_template

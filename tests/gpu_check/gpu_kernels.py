@@ -102,7 +102,7 @@ def check(have: list[list[bytes]], want: list[list[bytes]], when: str, rounds: b
 
 def shorten_patience(seconds: int) -> None:
     """Make kernels report a block that does not come before the watchdog ends the trial."""
-    from funccoll.runtime.cuda import virtual_devices
+    from funccoll.transports.cuda import virtual_devices
 
     virtual_devices._PATIENCE_S = seconds
 

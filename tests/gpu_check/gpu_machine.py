@@ -248,7 +248,7 @@ def segments() -> None:
     import numpy as np
 
     from funccoll.errors import MeshError
-    from funccoll.runtime.cuda.gpu import current_gpu
+    from funccoll.transports.cuda.cuda_transport import current_gpu
 
     runtime, own = cupy.cuda.runtime, current_gpu()
     small = runtime.malloc(512)

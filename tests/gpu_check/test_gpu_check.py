@@ -23,14 +23,15 @@ import pytest
 import funccoll as fc
 from funccoll import P
 from funccoll.arrays.array_layout import NO_MESH
+from funccoll.core.mesh import Mesh
+from funccoll.job import doctor
 from funccoll.kernels import cuda_toolkit
 from funccoll.kernels.cuda_compiler import compile_template
-from funccoll.mesh import Mesh
-from funccoll.runtime.cuda import cublas, virtual_devices
-from funccoll.runtime.cuda.gpu import current_gpu
-from funccoll.runtime.host_device import HostDevice
-from funccoll.runtime.job import doctor
-from funccoll.runtime.local.collectives import LocalTransport
+from funccoll.platforms.gpu import cublas
+from funccoll.platforms.host_device import HostDevice
+from funccoll.transports.cuda import virtual_devices
+from funccoll.transports.cuda.cuda_transport import current_gpu
+from funccoll.transports.local.local_transport import LocalTransport
 from tests.support.cases.all_numpy_cases import CASES
 from tests.support.fakes import fake_cuda, fake_cupy
 from tests.support.fakes.fake_cublas import FakeCublas
@@ -443,8 +444,8 @@ def faked(monkeypatch, rehearsed):
     for name, module in fake_cuda.modules().items():
         monkeypatch.setitem(sys.modules, name, module)
     for name in ("cupy_gpu", "cupy_kernels"):
-        monkeypatch.delitem(sys.modules, f"funccoll.runtime.cuda.{name}", raising=False)
-    kernels = importlib.import_module("funccoll.runtime.cuda.cupy_kernels")
+        monkeypatch.delitem(sys.modules, f"funccoll.platforms.gpu.{name}", raising=False)
+    kernels = importlib.import_module("funccoll.platforms.gpu.cupy_kernels")
     monkeypatch.setattr(kernels, "CupyKernels", fake_cupy.Kernels)
     monkeypatch.setattr(cublas, "find_library", lambda version: FakeCublas())
     monkeypatch.setattr(gpu_trial, "driver", lambda: "CUDA 13.0")

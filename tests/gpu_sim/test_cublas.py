@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from funccoll.errors import UnsupportedError
-from funccoll.runtime.cuda import cublas as module
-from funccoll.runtime.cuda.pairwise_einsum import contracts, own_terms, pairwise_einsum
+from funccoll.platforms.gpu import cublas as module
+from funccoll.platforms.gpu.pairwise_einsum import contracts, own_terms, pairwise_einsum
 from tests.support.fakes import fake_cupy
 from tests.support.fakes.fake_cublas import FakeCublas, cublas
 from tests.support.fakes.fake_cupy import BFLOAT16

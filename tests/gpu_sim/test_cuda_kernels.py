@@ -22,10 +22,10 @@ import numpy as np
 import pytest
 
 import funccoll as fc
+from funccoll.core.types import bfloat16
 from funccoll.kernels.cuda import compile_kernel, load_kernel
 from funccoll.kernels.cuda_compiler import Kernel, Operations, assemble, compile_template
 from funccoll.kernels.frame import FAILED, WORD
-from funccoll.types import bfloat16
 from tests.support.cases.combine_operands import operations
 from tests.support.fakes.cuda_simulation import Simulated, SimulatedGpu, run_case, set_word
 from tests.support.fakes.cuda_simulation_faults import FAULTS, said

@@ -13,16 +13,16 @@ import optree
 import pytest
 
 import funccoll as fc
-from funccoll import ir
-from funccoll.callbacks import pure_callback_p
-from funccoll.custom_primitives import USERS_PRIMITIVES
+from funccoll.core import ir
+from funccoll.core.ir import Literal
 from funccoll.errors import DTypeError, UnsupportedError
-from funccoll.ir import Literal
-from funccoll.primitives.collectives import own_slice_p
+from funccoll.platforms.gpu.cupy_library import CupyLibrary
 from funccoll.primitives.debugging import snapshot_p
 from funccoll.primitives.elementwise import UFUNCS
 from funccoll.primitives.linalg import matmul_p
-from funccoll.runtime.cuda.cupy_library import CupyLibrary
+from funccoll.primitives.varying import own_slice_p
+from funccoll.transforms.callbacks import pure_callback_p
+from funccoll.transforms.custom_primitives import USERS_PRIMITIVES
 from tests.support.cases.all_numpy_cases import CASES
 from tests.support.cases.numpy_cases import BF16, SMOOTH, Case
 from tests.support.fakes import fake_cupy

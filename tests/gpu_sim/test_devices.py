@@ -13,7 +13,7 @@ import funccoll as fc
 from funccoll import P
 from funccoll.errors import DeviceError
 from funccoll.kernels.cuda import compile_kernel
-from funccoll.runtime.cuda.gpu import missing, use_own
+from funccoll.transports.cuda.cuda_transport import missing, use_own
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -101,7 +101,7 @@ def test_a_machine_without_a_gpu_loads_no_cuda():
     code = (
         "import sys, numpy as np, funccoll as fc; mesh = fc.make_mesh({'d': 2}); "
         "fc.jit(lambda x: fc.all_reduce(x, 'd'), mesh=mesh, in_specs=fc.P('d'))(np.ones(2)); "
-        "print([m for m in sys.modules if m.split('.')[0] in ('cupy', 'cuda', 'numba') or 'runtime.cuda' in m])"
+        "print([m for m in sys.modules if m.split('.')[0] in ('cupy', 'cuda', 'numba') or '.cuda.' in m or '.gpu.' in m])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout == "[]\n", done.stdout + done.stderr

@@ -19,9 +19,10 @@ import funccoll as fc
 from funccoll import P
 from funccoll.arrays.array_layout import NO_MESH
 from funccoll.errors import DeviceError, TraceError, UnsupportedError
-from funccoll.runtime.cuda import captured_program, cublas, gpu, virtual_devices
-from funccoll.runtime.cuda.captured_program import CapturedProgram
-from funccoll.runtime.job.world import on_device, transport_of
+from funccoll.job.job_context import on_device, transport_of
+from funccoll.platforms.gpu import captured_program, cublas
+from funccoll.platforms.gpu.captured_program import CapturedProgram
+from funccoll.transports.cuda import cuda_transport, virtual_devices
 from tests.support.fakes import fake_cuda, fake_cuda_memory, fake_cupy
 from tests.support.fakes.fake_cublas import FakeCublas
 
@@ -32,14 +33,14 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for name, module in fake_cuda.modules().items():
         monkeypatch.setitem(sys.modules, name, module)
     for name in ("cupy_gpu", "cupy_kernels"):
-        monkeypatch.delitem(sys.modules, f"funccoll.runtime.cuda.{name}", raising=False)
-    gpu.current_gpu.cache_clear()
-    kernels = importlib.import_module("funccoll.runtime.cuda.cupy_kernels")
+        monkeypatch.delitem(sys.modules, f"funccoll.platforms.gpu.{name}", raising=False)
+    cuda_transport.current_gpu.cache_clear()
+    kernels = importlib.import_module("funccoll.platforms.gpu.cupy_kernels")
     monkeypatch.setattr(kernels, "CupyKernels", fake_cupy.Kernels)
     monkeypatch.setattr(cublas, "find_library", lambda version: FakeCublas())
     NO_MESH.on_devices = {}
     yield fake_cupy
-    gpu.current_gpu.cache_clear()
+    cuda_transport.current_gpu.cache_clear()
     NO_MESH.on_devices = {}
 
 
@@ -52,7 +53,7 @@ def on_gpu(x: Any) -> Any:
 def test_a_stream_for_nccl_waits_for_the_one_before(cupy, monkeypatch):
     waits = []
     monkeypatch.setattr(fake_cuda.Stream, "wait_event", lambda self, event: waits.append(self.ptr))
-    own, side = gpu.current_gpu(), fake_cuda.Stream(non_blocking=True)
+    own, side = cuda_transport.current_gpu(), fake_cuda.Stream(non_blocking=True)
     first = own.stream()
     with side:
         assert [own.stream(), own.stream()] == [side.ptr] * 2 and waits == [side.ptr]
@@ -61,7 +62,7 @@ def test_a_stream_for_nccl_waits_for_the_one_before(cupy, monkeypatch):
 
 def test_an_event_raises_what_has_ended_the_gpu(monkeypatch):
     """CuPy's own says that it is not done, for ever."""
-    event, theirs = gpu.current_gpu().record(), fake_cuda.get_current_stream().record()
+    event, theirs = cuda_transport.current_gpu().record(), fake_cuda.get_current_stream().record()
     assert event.done and theirs.done
     monkeypatch.setattr(fake_cuda, "fault", 600)  # not ready
     assert not event.done
@@ -74,10 +75,10 @@ def test_an_event_raises_what_has_ended_the_gpu(monkeypatch):
 def test_a_thread_that_watches_ends_no_capture_and_asks_its_own_gpu(monkeypatch):
     fake_cuda.Device(3).use()
     try:
-        held = gpu.current_gpu()
+        held = cuda_transport.current_gpu()
     finally:
         fake_cuda.Device(0).use()
-    monkeypatch.setattr(sys.modules["funccoll.runtime.cuda.cupy_gpu"], "_load_driver", lambda: fake_cuda.LIBCUDA)
+    monkeypatch.setattr(sys.modules["funccoll.platforms.gpu.cupy_gpu"], "_load_driver", lambda: fake_cuda.LIBCUDA)
     event, found = held.record(), []
 
     def ask(begins: bool) -> None:
@@ -126,7 +127,7 @@ def test_zeros_are_in_the_order_of_launches(cupy, monkeypatch):
     """Counters and report words are zeroed on one stream, and the first launch may be on another."""
     waits = []
     monkeypatch.setattr(fake_cuda.Stream, "wait_event", lambda self, event: waits.append(self.ptr))
-    own, side = gpu.current_gpu(), fake_cuda.Stream(non_blocking=True)
+    own, side = cuda_transport.current_gpu(), fake_cuda.Stream(non_blocking=True)
     own._order = type(own._order)()
     own.zeros((3,), np.dtype(np.int64))
     with side:
@@ -181,7 +182,7 @@ def captured(step: Any, x: Any) -> CapturedProgram:
 
 def test_graphs_that_were_used_longest_ago_make_room_for_others(monkeypatch):
     """Also where a program loses its graph more than once; a graph that is dropped gives its memory back."""
-    own, x, begun = gpu.current_gpu(), on_gpu(np.zeros((64, 64))), fake_cuda_memory.allocated_bytes()
+    own, x, begun = cuda_transport.current_gpu(), on_gpu(np.zeros((64, 64))), fake_cuda_memory.allocated_bytes()
     steps = [fc.jit(lambda x, k=k: np.tanh(np.sin(x) + k) * 2) for k in range(4)]
     first = captured(steps[0], x)
     each = first.nbytes
@@ -207,7 +208,7 @@ def test_graphs_that_were_used_longest_ago_make_room_for_others(monkeypatch):
 
 
 def test_a_capture_without_memory_takes_that_of_other_graphs(monkeypatch):
-    own, x, limit = gpu.current_gpu(), on_gpu(np.zeros((64, 64))), fake_cuda_memory.Memory.__init__
+    own, x, limit = cuda_transport.current_gpu(), on_gpu(np.zeros((64, 64))), fake_cuda_memory.Memory.__init__
     first = captured(fc.jit(lambda x: np.tanh(x) * 2), x)
     monkeypatch.setattr(fake_cuda_memory.Memory, "__init__", lambda self, size: _refusing(self, size, limit, first))
     second = captured(fc.jit(lambda x: np.sin(x) * 2), x)
@@ -265,8 +266,8 @@ def test_a_capture_that_the_driver_refuses_leaves_the_program_as_it_was(monkeypa
 def test_products_of_matrices_are_captured(monkeypatch):
     """By cuBLAS itself. Streams join before each, but for those of a capture, which must not wait for another one."""
     step, joined = fc.jit(lambda x, i: np.tanh((x[i] + 1) @ x.T)), []
-    join = type(gpu.current_gpu()._order).join
-    monkeypatch.setattr(type(gpu.current_gpu()._order), "join", lambda self: (joined.append(fake_cupy.recorder), join(self))[1])
+    join = type(cuda_transport.current_gpu()._order).join
+    monkeypatch.setattr(type(cuda_transport.current_gpu()._order), "join", lambda self: (joined.append(fake_cupy.recorder), join(self))[1])
     compiled, i = step.lower(on_gpu(X), on_gpu(np.array([1, 3]))).compile(), np.array([1, 3])
     results = [compiled(on_gpu(X + call), on_gpu(i)) for call in range(4)]
     for call, y in enumerate(results):
@@ -277,7 +278,7 @@ def test_products_of_matrices_are_captured(monkeypatch):
 
 def test_two_threads_multiply_in_turn(monkeypatch):
     """One handle and one workspace: a thread sets the stream when no other one multiplies."""
-    held = gpu.current_gpu()
+    held = cuda_transport.current_gpu()
     with held._stream_of_products():
         assert not _is_free(held._order._lock)
     monkeypatch.setattr(cublas.Cublas, "__init__", lambda self, *args: seen.append(_is_free(held._capture)))
@@ -305,7 +306,7 @@ def test_another_stream_waits_before_memory_is_written_again(monkeypatch, large)
         monkeypatch.setattr(captured_program, "LARGE_BYTES", 0)
     for _ in range(3):
         step(on_gpu(X))
-    held, copy, x = gpu.current_gpu(), fake_cupy.MemoryPointer.copy_from_device_async, on_gpu(X)
+    held, copy, x = cuda_transport.current_gpu(), fake_cupy.MemoryPointer.copy_from_device_async, on_gpu(X)
     table = held.allocate((2,), np.dtype(np.int64))
     monkeypatch.setattr(fake_cuda.Stream, "wait_event", lambda self, event: events.append("wait"))
     monkeypatch.setattr(fake_cupy.MemoryPointer, "copy_from_device_async", lambda *a: (events.append("copy"), copy(*a)))
@@ -348,7 +349,7 @@ def test_what_a_graph_reads_in_every_replay_has_memory_that_it_does_not_write():
             x = X + call
             np.testing.assert_allclose(np.asarray(found), np.tanh(np.sin(x * k) + k) / (np.cos(x) + 2) + k, rtol=1e-14)
     assert captured(step, on_gpu(X)).is_captured
-    held, array = gpu.current_gpu(), []
+    held, array = cuda_transport.current_gpu(), []
     with pytest.raises(AssertionError, match="a constant in a graph's own memory"):
         held.capture(lambda: held.upload(held.allocate((2,), np.dtype(np.int64)), np.arange(2)))
     found, replay = held.capture(lambda: (array.append(held.constant(np.arange(2))), held.contiguous(array[0] + 1))[1])
@@ -373,7 +374,7 @@ def _is_free(lock: Any) -> bool:
 
 def test_no_thread_waits_for_the_device_while_another_captures(monkeypatch):
     """The driver refuses it to every thread, and captures nothing then."""
-    held, seen = gpu.current_gpu(), []
+    held, seen = cuda_transport.current_gpu(), []
     held.capture(lambda: seen.append(_is_free(held._capture)))
     monkeypatch.setattr(fake_cuda.Device, "synchronize", lambda self: seen.append(_is_free(held._capture)))
     held.wait()
@@ -382,7 +383,7 @@ def test_no_thread_waits_for_the_device_while_another_captures(monkeypatch):
 
 def test_no_thread_captures_a_program_in_whose_first_call_another_one_is():
     seen: list[bool] = []
-    program = CapturedProgram(gpu.current_gpu(), lambda x: (seen.append(_is_free(program._lock)), (x,))[1])
+    program = CapturedProgram(cuda_transport.current_gpu(), lambda x: (seen.append(_is_free(program._lock)), (x,))[1])
     for _ in range(2):
         program(on_gpu(X))
     assert seen == [False, False] and program.is_captured

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from funccoll.platforms.gpu.array_fold import array_fold
+from funccoll.platforms.gpu.cupy_library import CupyLibrary
 from funccoll.primitives.combining import OPS, fold
-from funccoll.runtime.cuda.array_fold import array_fold
-from funccoll.runtime.cuda.cupy_library import CupyLibrary
 from tests.support.cases.collective_cases import HALVES
 from tests.support.fakes import fake_cupy
 from tests.support.groups import in_groups

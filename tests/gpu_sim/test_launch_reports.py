@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from funccoll.kernels.frame import FAILED, WAITING, WORD
-from funccoll.runtime.cuda.launch_reports import LaunchedName, LaunchReports
+from funccoll.transports.cuda.launch_reports import LaunchedName, LaunchReports
 from tests.support.fakes.cuda_statuses import told
 
 

@@ -21,11 +21,11 @@ import pytest
 
 from funccoll.errors import FunccollError
 from funccoll.runtime.collective_call import Operand
-from funccoll.runtime.nccl import nccl_job, watchdog
-from funccoll.runtime.nccl.native import is_native
-from funccoll.runtime.nccl.nccl_job import NcclJob
-from funccoll.runtime.plans.flat_operand import FlatOperand
 from funccoll.schedules.schedule import build
+from funccoll.transports.nccl import nccl_job, watchdog
+from funccoll.transports.nccl.native import is_native
+from funccoll.transports.nccl.nccl_job import NcclJob
+from funccoll.transports.plans.flat_operand import FlatOperand
 from tests.support.cases import process_cases
 from tests.support.fakes import fake_nccl
 from tests.support.ranks.ranks import Ranks

@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 
 from funccoll import schedules
+from funccoll.core.mesh import Mesh, abstract_mesh
 from funccoll.errors import MeshError
-from funccoll.mesh import Mesh, abstract_mesh
+from funccoll.job.failure import Failure
 from funccoll.runtime.collective_call import CollectiveCall, Operand
-from funccoll.runtime.cuda import peer_shutdown
-from funccoll.runtime.cuda.peer_plan import PeerPlan, build_peer_plan
-from funccoll.runtime.cuda.peer_segments import PeerSegments
-from funccoll.runtime.job.failure import Failure
 from funccoll.schedules.chunk_layout import ChunkLayout
 from funccoll.schedules.collective import KINDS
 from funccoll.schedules.streams.instructions import Opcode, disassemble
+from funccoll.transports.cuda import peer_shutdown
+from funccoll.transports.cuda.peer_plan import PeerPlan, build_peer_plan
+from funccoll.transports.cuda.peer_segments import PeerSegments
 from tests.support.ranks.ranks import Ranks, left_behind
 
 SLOW = pytest.mark.slow
@@ -292,9 +292,9 @@ def gpu(monkeypatch):
     arrays = {"ndarray": np.ndarray, "add": SimpleNamespace(types=[])}
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda, **arrays))
     monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
-    monkeypatch.delitem(sys.modules, "funccoll.runtime.cuda.cupy_gpu", raising=False)
-    module = importlib.import_module("funccoll.runtime.cuda.cupy_gpu")
-    monkeypatch.delitem(sys.modules, "funccoll.runtime.cuda.cupy_gpu")
+    monkeypatch.delitem(sys.modules, "funccoll.platforms.gpu.cupy_gpu", raising=False)
+    module = importlib.import_module("funccoll.platforms.gpu.cupy_gpu")
+    monkeypatch.delitem(sys.modules, "funccoll.platforms.gpu.cupy_gpu")
     return module.CupyGpu(), runtime
 
 

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from funccoll.mesh import Mesh
-from funccoll.runtime.cuda.virtual_devices import VirtualGpuTransport
+from funccoll.core.mesh import Mesh
+from funccoll.transports.cuda.virtual_devices import VirtualGpuTransport
 from tests.support.cases import replica_group_cases as cases
 from tests.support.fakes.cuda_simulation import SimulatedGpu
 from tests.support.ranks.ranks import Ranks

@@ -18,47 +18,45 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "": (
-        ("config",),
-        ("_version", "c_extension", "memory_order", "private_files", "public_names", "pytree_paths", "weak_values"),
-        ("errors", "pytree_differences"), ("keywords", "mesh", "named_scopes", "tree"), ("types",), ("display",), ("timeline",),
-        ("ir",),
-        ("dtype_promotion", "global_draws", "program_text", "traced_ranks"), ("program_difference",),
-        ("primitives",),
-        ("ops",), ("tracing",), ("collectives",), ("batching",), ("autodiff",), ("batch_norm", "callbacks"), ("random",),
-        ("control", "custom_primitives", "linalg", "nn"), ("special",), ("passes",), ("machine_profile",),
-        ("schedules",), ("kernels",), ("arrays",), ("runtime",), ("placement",), ("compiler",), ("debug",),
-        ("optim",), ("parallel",), ("profiling",), ("draw",), ("api",),
-        ("torch", "jax", "distributed", "calibration"), ("commands",), ("cli",), ("__main__",),
+        ("_version", "config"), ("errors",), ("core",), ("mesh", "tree"), ("primitives",), ("schedules", "ops"),
+        ("kernels", "tracing"), ("collectives", "arrays"), ("platforms", "transforms"), ("linalg", "random"), ("nn",),
+        ("special",), ("runtime",), ("job",),
+        ("compiler",), ("transports",), ("debug", "optim", "profiling"), ("parallel",), ("draw",), ("api",),
+        ("torch", "jax", "distributed", "tools"), ("__main__",),
+    ),
+    "core": (
+        ("c_extension", "memory_order", "private_files", "public_names", "pytree_paths", "weak_values"),
+        ("pytree_differences",), ("keywords", "mesh", "named_scopes"), ("types",), ("display",),
+        ("machine_profile", "timeline"), ("ir",), ("dtype_promotion", "program_text", "traced_ranks"), ("program_difference",),
     ),
     "primitives": (
-        ("batch_rules", "tangent_rules"), ("shaping",), ("elementwise", "indexing", "reductions"),
+        ("batch_rules", "tangent_rules"), ("operand_rules", "shaping"), ("elementwise", "indexing", "reductions", "varying"),
         (
             "piece_sums", "linalg", "linear_systems", "fourier", "special", "randomness", "combining", "convolution", "higher",
-            "optimizers", "control_flow", "sorting", "accumulations", "meshed_call", "debugging",
+            "optimizers", "control_flow", "sorting", "accumulations", "shard_map_call", "debugging",
         ),
         ("pooling", "decompositions"), ("least_squares",),
-        ("collectives",),
     ),
-    "primitives.collectives": (("rules",), ("record",), ("varying",), ("all_reduce",), ("*",)),
     "ops": (
         ("registry",), ("elementwise",), ("decompositions", "fourier", "linalg", "indexing", "reductions", "shaping"),
-        ("norms",), ("accumulations", "creation", "joining", "pointwise", "sorting", "statistics", "without_nan"),
+        ("norms",), ("accumulations", "creation", "joining", "pointwise", "sorting", "statistics", "nanfunctions"),
     ),
     "tracing": (
-        ("tracer",), ("trace",), ("closed_programs", "batched_evaluation", "result_types"), ("batched_control",),
+        ("global_draws", "tracer"), ("trace",), ("closed_programs", "batched_evaluation", "result_types"), ("batched_control",),
     ),
-    "autodiff": (
+    "collectives": (
+        ("record",), ("all_reduce",),
+        ("all_gather", "all_to_all", "barrier", "broadcast", "gather", "permute", "reduce", "reduce_scatter", "scatter"),
+        ("functions",),
+    ),
+    "transforms": (("batching",), ("autodiff",), ("callbacks", "control"), ("custom_primitives",)),
+    "transforms.autodiff": (
         ("backward", "varying_losses"), ("reverse", "wider_programs"),
         ("checkpoint_policies", "custom_rules", "control_rules", "forward"),
         ("rematerialization", "control_tangents", "jacobians"),
     ),
-    "random": (("keys",), ("floats",), ("*",)),
-    "nn": (("half_precision",), ("*",)),
-    # The pipeline in its order: ARCHITECTURE.md section 5.
-    "passes": (
-        ("rewrite",), ("snapshots",), ("inline",), ("dead_code",), ("common_subexpressions",), ("algebra",), ("combine",),
-        ("choose_algorithms",), ("group_collectives",), ("drop_barriers",), ("buffers",),
-    ),
+    "random": (("keys",), ("continuous",), ("*",)),
+    "nn": (("batch_normalization", "half_precision"), ("*",)),
     "schedules": (
         ("collective",), ("moves", "registry"), ("columns", "host_map", "runs", "chunk_layout"), ("schedule",),
         ("library", "schedule_algorithm"), ("reference_memory",), ("proof",), ("assign_rounds",),
@@ -70,7 +68,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("goal", "json_schedule", "msccl_export", "msccl_import"),
     ),
     "schedules.library": (
-        ("combinators", "host_ranks"), ("trees",), ("all_reduce", "gathering", "all_to_all", "rooted", "other"),
+        ("combinators", "host_ranks"), ("trees",), ("all_reduce", "gathering", "all_to_all", "permute_and_barrier", "rooted"),
         ("several_hosts",),
     ),
     "schedules.proof": (("expressions",), ("symbolic",), ("prove",)),
@@ -84,49 +82,53 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("cuda", "cuda_compute"),
     ),
     "arrays": (("array_layout", "shared_mapping", "value_hash"), ("array",)),
-    "runtime": (
-        ("bad_index", "fused_step", "float_environment", "blas", "recorder"),
-        ("array_library", "collective_call", "non_finite", "recorded_program", "work"),
-        ("device",), ("host_device", "transport"),
-        ("loop_code",), ("codegen",),
-        ("plans",), ("job",), ("local", "shm", "mpi_library"), ("mpi_collectives",), ("mpi",),
-        ("nccl",), ("cuda",),
+    "platforms": (("blas", "device", "float_environment", "fused_step"), ("array_library",), ("gpu", "host_device")),
+    "platforms.gpu": (
+        ("captured_program", "cublas", "cupy_kernels", "cupy_ufuncs", "deferred_checks", "pairwise_einsum"),
+        ("cupy_indexing", "cupy_windows"), ("cupy_library",), ("array_fold", "cupy_gpu"),
     ),
-    "runtime.plans": (
+    "runtime": (("collective_call", "recorder", "work"), ("transport",)),
+    "job": (
+        ("host", "packets", "deferred_signals", "reports", "stacks", "calling_thread", "failure", "process_memory", "strangers",
+         "time_limit", "torch_variables"),
+        ("handshake", "processes", "excepthook", "forking", "tcp", "rpc"), ("checks", "mpirun"),
+        ("mpi_findings", "missing_ranks"), ("doctor",),
+        ("coordinator", "launchers", "torch_group"), ("rendezvous", "failure_detector", "identity"),
+        ("across_hosts", "membership"), ("job_context",), ("launch", "process_allgather"),
+    ),
+    "compiler": (
+        ("passes", "placement"), ("codegen",),
+        ("arguments", "callers", "choose_schedules", "debug_modes", "garbage_collection", "layout_rules", "report",
+         "resharding"),
+        ("dispatcher", "output_layouts", "signature"), ("stages",),
+        ("function_on_mesh", "program_calls"), ("eager_execution",),
+        ("jit", "compile_spmd", "redistribute"),
+    ),
+    # The pipeline in its order: ARCHITECTURE.md section 5.
+    "compiler.passes": (
+        ("rewrite",), ("snapshots",), ("inline",), ("dead_code",), ("common_subexpressions",), ("algebra",), ("combine",),
+        ("choose_algorithms",), ("group_collectives",), ("drop_barriers",), ("buffers",),
+    ),
+    "compiler.codegen": (("bad_index", "loop_code", "non_finite", "recorded_program"), ("generated_program",)),
+    "transports": (("local", "plans"), ("shm",), ("mpi",), ("nccl",), ("cuda",)),
+    "transports.plans": (
         ("control_block", "staging", "transit"), ("flat_operand", "message_table", "planned_collective"), ("plan_writer",),
         ("eager",),
     ),
-    "runtime.job": (
-        ("host", "packets", "deferral", "reports", "stacks", "calling_thread", "failure", "process_memory", "strangers",
-         "time_limit", "torch_variables"),
-        ("hello", "processes", "uncaught", "forking", "tcp", "questions"), ("finding", "mpirun"),
-        ("mpi_findings", "missing_ranks"), ("doctor",),
-        ("coordinator", "launchers", "torch_group"), ("rendezvous", "watch", "identity"),
-        ("across_hosts", "membership"), ("world",),
-        ("launch", "process_allgather"),
-    ),
-    "runtime.local": (("ordered_reduction",), ("collectives",)),
-    "runtime.nccl": (
-        ("gpu_arrays",), ("native", "message_rounds", "watchdog"), ("nccl_job",), ("nccl_transport",),
-    ),
-    "runtime.cuda": (
-        ("block_frames", "captured_program", "cublas", "cupy_kernels", "cupy_ufuncs", "deferred_checks", "launch_plan",
-         "launch_reports", "pairwise_einsum", "peer_shutdown"),
-        ("cupy_indexing", "cupy_windows", "peer_plan", "virtual_devices"), ("cupy_library", "peer_segments"), ("peer_memory",),
-        ("array_fold",), ("cupy_gpu", "job_gpus"), ("gpu",),
-    ),
-    "runtime.shm": (
+    "transports.local": (("ordered_reduction",), ("local_transport",)),
+    "transports.shm": (
         ("uninterrupted",), ("arena",), ("heap",), ("peer_access", "wait_graph"), ("plan",),
         ("decision_log", "passed_arguments"), ("process_notes",),
         ("communicators", "results", "recorded_kernel"), ("diagnosis", "plan_call"),
         ("lending", "decisions", "first_calls"), ("collective_group",), ("entry", "values"), ("shm_transport",),
     ),
-    "compiler": (
-        ("arguments", "callers", "choose_schedules", "debug_modes", "garbage_collection", "layout_rules", "report",
-         "resharding"),
-        ("dispatcher", "output_layouts", "signature"), ("stages",),
-        ("function_on_mesh", "program_calls"), ("eager_execution",),
-        ("jit", "per_device", "redistribute"),
+    "transports.mpi": (("mpi_library",), ("mpi_collectives",), ("mpi_transport",)),
+    "transports.nccl": (
+        ("gpu_arrays",), ("native", "message_rounds", "watchdog"), ("nccl_job",), ("nccl_transport",),
+    ),
+    "transports.cuda": (
+        ("block_frames", "launch_plan", "launch_reports", "peer_shutdown"), ("peer_plan", "virtual_devices"),
+        ("peer_segments",), ("peer_memory",), ("job_gpus",), ("cuda_transport",),
     ),
     "torch": (
         (
@@ -142,19 +144,20 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("themes", "scene"), ("page_layout", "lanes"), ("static_figure", "plotly_figure"), ("drawing",),
         ("moved_data", "graph_layout"), ("*",),
     ),
+    "tools": (("calibration",), ("commands",), ("cli",)),
     "profiling": (("rank_record",), ("causes",), ("measured_profile", "recording"),),
-    "calibration": (
+    "tools.calibration": (
         ("fit_parameters", "machine_load", "timed_cases"), ("direct_read_timings", "fit_network", "rank_timings"),
         ("tuning",), ("network_tuning",),
     ),
-    "commands": (
+    "tools.commands": (
         ("first_failure", "printed_traceback", "schedule_figures", "standard_output", "tune_tables"), ("hosts_job",),
         ("run_command",), ("*",),
     ),
-    "optim": (("leaves", "learning_rates"), ("transformation",), ("gradients", "state_layout", "steps")),
+    "optim": (("learning_rates", "tree_utils"), ("transformation",), ("gradients", "state_layout", "steps")),
     "parallel": (
-        ("buckets", "checkpoint", "replicas", "uneven"), ("comm_hooks", "gradient_reducer"), ("call",), ("traced_reducer",),
-        ("bucket_plan",), ("data",), ("trained_model",),
+        ("buckets", "checkpoint", "replicas", "uneven"), ("comm_hooks", "gradient_reducer"), ("loss_call",),
+        ("traced_reducer",), ("bucket_plan",), ("data",), ("data_parallel_model",),
     ),
 }  # fmt: skip
 """Package -> its modules and folders in lines. What stands in one line imports only from the lines before it.
@@ -168,8 +171,8 @@ PLANNED = {
 """Modules that have a place in ORDERS, and no file yet."""
 
 EXCEPTIONS = {
-    ("c_extension", "_native"): "the C extension, which imports nothing, and is not there without a C compiler",
-    ("mesh", "display"): "_repr_html_, only in a notebook; display names dtypes, so it stands after types",
+    ("core.c_extension", "_native"): "the C extension, which imports nothing, and is not there without a C compiler",
+    ("core.mesh", "core.display"): "_repr_html_, only in a notebook; display names dtypes, so it stands after types",
     ("schedules.schedule", "schedules.proof.prove"): "Schedule.prove only forwards",
     ("schedules.schedule", "schedules.streams.lower"): "Schedule.streams only forwards",
     ("schedules.schedule", "schedules.model.cost"): "Schedule.cost only forwards",
@@ -180,31 +183,31 @@ EXCEPTIONS = {
     ("schedules.streams.streams", "schedules.streams.verify"): "Streams.verify only forwards",
     ("schedules.schedule", "draw"): "Schedule.draw only forwards",
     ("schedules.model.simulation", "draw"): "Simulation.draw only forwards",
-    ("timeline", "draw"): "Timeline.draw only forwards",
-    ("mesh", "draw"): "Sharding.draw only forwards",
-    ("ir", "draw"): "Program.draw only forwards",
-    ("ir", "program_text"): "Program.text and names only forward",
+    ("core.timeline", "draw"): "Timeline.draw only forwards",
+    ("core.mesh", "draw"): "Sharding.draw only forwards",
+    ("core.ir", "draw"): "Program.draw only forwards",
+    ("core.ir", "core.program_text"): "Program.text and names only forward",
 }
 """(importer, imported) -> why the import may go against the order. Each is in use."""
 
 LOADS_BY_NAME = {
     "__init__": "modules and public names, when one is used",
-    "runtime.mpi": "mpi4py, which type checkers need not find",
+    "transports.mpi.mpi_transport": "mpi4py, which type checkers need not find",
     "api": "what is slow to import, when it is used",
-    "cli": "the command that is named",
-    "runtime.job.doctor": "libraries that may be missing",
+    "tools.cli": "the command that is named",
+    "job.doctor": "libraries that may be missing",
     "runtime.transport": "a transport, when a job uses it",
 }
 """The only modules that import others by a name in a string, which ORDERS does not see."""
 
 OPTIONAL = {
     "numba": ("kernels/", "schedules/model/simulate.py"),
-    "mpi4py": ("runtime/mpi.py",),
+    "mpi4py": ("transports/mpi/mpi_transport.py",),
     "scipy": ("primitives/special.py",),
-    "cupy": ("runtime/nccl/", "runtime/cuda/"),
+    "cupy": ("transports/nccl/", "transports/cuda/", "platforms/gpu/"),
     "torch": ("torch/",),
     "jax": ("jax/",),
-    "rich": ("commands/",),
+    "rich": ("tools/commands/",),
     "sklearn": (),
     "matplotlib": ("draw/static_figure.py",),
     "PIL": ("draw/static_figure.py",),

@@ -78,7 +78,7 @@ def test_a_function_that_is_called_writes_its_mark(monkeypatch):
 
 def test_marks_are_of_what_processes_call_and_not_of_imports(tmp_path):
     """The hook in a process that ends without any clean-up, and in a child that it forked."""
-    files = [ROOT / "funccoll" / f"{name}.py" for name in ("mesh", "tree", "primitives/elementwise")]
+    files = [ROOT / "funccoll" / f"{name}.py" for name in ("core/mesh", "tree", "primitives/elementwise")]
     names = record_table.prepare(tmp_path, files)
     at = tmp_path / "at"
     at.write_bytes(bytes(len(names)))
@@ -96,7 +96,7 @@ os._exit(0)
     environment = {"FUNCTIONS_OF_TESTS": str(tmp_path), "FUNCTIONS_OF_TESTS_AT": str(at), "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", script, record_table.HOOK], check=True, env=environment)
     called, imported = (record_table.called(names, path) for path in (at, tmp_path / "imports.marks"))
-    assert {("funccoll/mesh.py", "abstract_mesh"), ("funccoll/mesh.py", "Mesh.__init__")} <= called
+    assert {("funccoll/core/mesh.py", "abstract_mesh"), ("funccoll/core/mesh.py", "Mesh.__init__")} <= called
     assert {name for path, name in called if path == "funccoll/tree.py"} == {"_require_hashes"}
     assert ("funccoll/primitives/elementwise.py", "_define") in imported - called
 
@@ -232,6 +232,6 @@ def test_the_table_is_not_stale():
 
 def test_the_table_knows_what_ranks_call():
     """Ranks are processes that tests start; no thread of pytest calls these functions."""
-    called = Table.load().called["funccoll/runtime/job/coordinator.py"]
+    called = Table.load().called["funccoll/job/coordinator.py"]
     assert any(test.startswith("tests/jobs/") for test in called["Coordinator._name"])
     assert not any(test.startswith("tests/unit/ops/") for test in called["Coordinator._name"])

@@ -129,23 +129,23 @@ def test_mutants_are_spread_over_all_packages():
 
 def test_nearest_tests_name_the_module(tmp_path):
     (tmp_path / "tests").mkdir()
-    for name, text in (("test_mesh", "x"), ("test_far", "meshes"), ("test_near", "from funccoll.mesh import f")):
+    for name, text in (("test_mesh", "x"), ("test_far", "meshes"), ("test_near", "from funccoll.core.mesh import f")):
         (tmp_path / "tests" / f"{name}.py").write_text(text)
-    assert near(tmp_path, "funccoll/mesh.py") == ["tests/test_mesh.py", "tests/test_near.py"]
+    assert near(tmp_path, "funccoll/core/mesh.py") == ["tests/test_mesh.py", "tests/test_near.py"]
 
 
 def test_a_mutant_is_examined_by_the_tests_that_its_change_concerns(tmp_path):
     for folder, text in (("tree", "def f():\n    return 1\n"), ("changed", "def f():\n    return 2\n")):
         (tmp_path / folder / "funccoll").mkdir(parents=True)
-        (tmp_path / folder / "funccoll/mesh.py").write_text(text)
+        (tmp_path / folder / "funccoll/core/mesh.py").write_text(text)
     tree, table = tmp_path / "tree", Table()
     (tree / "tests/repo").mkdir(parents=True)
     for name in ("test_few", "test_mesh", "test_other", "test_many"):
         (tree / "tests" / f"{name}.py").write_text("")
-        others = [("funccoll/mesh.py", "g")] * (name == "test_many")
-        table.put(f"tests/{name}.py", [("funccoll/mesh.py", "h" if name == "test_other" else "f"), *others])
+        others = [("funccoll/core/mesh.py", "g")] * (name == "test_many")
+        table.put(f"tests/{name}.py", [("funccoll/core/mesh.py", "h" if name == "test_other" else "f"), *others])
     table.save(tree / "tests/repo/table.json")
-    assert chosen(tree, tmp_path / "changed", "funccoll/mesh.py") == [
+    assert chosen(tree, tmp_path / "changed", "funccoll/core/mesh.py") == [
         ["tests/test_mesh.py"], ["tests/test_few.py", "tests/test_many.py"],
     ]  # fmt: skip
 

@@ -104,7 +104,7 @@ def test_a_process_that_has_made_a_mesh_knows_neither_schedules_nor_kernels():
 
 
 def test_the_launcher_loads_nothing_that_its_processes_need():
-    code = "import sys, funccoll.cli, funccoll.commands.run_command; print({m.split('.')[0] for m in sys.modules})"
+    code = "import sys, funccoll.tools.cli, funccoll.tools.commands.run_command; print({m.split('.')[0] for m in sys.modules})"
     loaded = ast.literal_eval(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
     assert "funccoll" in loaded
     assert not loaded & {"numpy", "optree", "ml_dtypes", "numba", "rich"}
@@ -122,11 +122,13 @@ def test_a_missing_torch_is_named_with_its_extra():
 
 def test_a_misplaced_optional_library_is_found():
     lazy = "def f():\n    import numba.cuda"
-    assert optional_errors(lazy, "runtime/codegen.py") and optional_errors("from numba import njit", "compiler/jit.py")
+    assert optional_errors(lazy, "compiler/codegen/loop_code.py")
+    assert optional_errors("from numba import njit", "compiler/jit.py")
     assert not optional_errors(lazy, "kernels/cpu.py") and not optional_errors(lazy, "schedules/model/simulate.py")
-    assert optional_errors("import mpi4py.MPI", "runtime/shm.py") and not optional_errors("import mpi4py", "runtime/mpi.py")
+    assert optional_errors("import mpi4py.MPI", "transports/shm/heap.py")
+    assert not optional_errors("import mpi4py", "transports/mpi/mpi_transport.py")
     assert optional_errors("import torch", "parallel/data.py") and not optional_errors("import torch", "torch/ddp.py")
-    assert optional_errors("import rich", "compiler/report.py") and not optional_errors("import rich", "commands/a.py")
+    assert optional_errors("import rich", "compiler/report.py") and not optional_errors("import rich", "tools/commands/a.py")
 
 
 def test_state_and_effects_are_found():

@@ -23,16 +23,14 @@ SHARED = {
         {"special", "primitives.special"},
         {"ops.sorting", "primitives.sorting"}, {"ops.accumulations", "primitives.accumulations"},
         {"ops.reductions", "primitives.reductions", "kernels.reductions"},
-        {"kernels.cuda", "runtime.cuda"},
-    ),
-    "collectives: public functions, the primitives that they bind, what executes them": (
-        {"collectives", "primitives.collectives", "runtime.local.collectives"},
+        {"kernels.cuda", "transports.cuda"},
     ),
     "one collective: its primitive, its algorithms": (
-        {"primitives.collectives.all_reduce", "schedules.library.all_reduce"},
-        {"primitives.collectives.all_to_all", "schedules.library.all_to_all"},
+        {"collectives.all_reduce", "schedules.library.all_reduce"},
+        {"collectives.all_to_all", "schedules.library.all_to_all"},
     ),
     "the table of what is registered by name: NumPy's functions, algorithms": ({"ops.registry", "schedules.registry"},),
+    "meshes, and where pickles of the first layout look for them": ({"mesh", "core.mesh"},),
     "a package and its main class": ({"schedules.streams", "schedules.streams.streams"},),
 }  # fmt: skip
 """The meaning that modules of one name share -> the modules. All other modules have names of their own."""
@@ -102,7 +100,7 @@ def public_functions() -> set[str]:
 
 def public_things() -> Iterable[tuple[str, object]]:
     for info in pkgutil.walk_packages([str(ROOT)], "funccoll."):
-        if not set(info.name.split(".")) & {"torch", "jax", "cli", "__main__", "mpi", "nccl", "cuda"}:
+        if not set(info.name.split(".")) & {"torch", "jax", "cli", "__main__", "mpi", "nccl", "cuda", "gpu"}:
             module = importlib.import_module(info.name)
             yield info.name, module
             for name, thing in vars(module).items():

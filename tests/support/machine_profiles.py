@@ -4,8 +4,8 @@ from contextlib import contextmanager
 
 from hypothesis import strategies as st
 
-from funccoll import machine_profile
-from funccoll.machine_profile import HostParameters, MachineProfile, MeasuredTimes, this_host
+from funccoll.core import machine_profile
+from funccoll.core.machine_profile import HostParameters, MachineProfile, MeasuredTimes, this_host
 
 SIZES = (256, 4096, 65536)
 

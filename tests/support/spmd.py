@@ -12,7 +12,7 @@ import numpy as np
 
 import funccoll as fc
 from funccoll import P
-from funccoll.mesh import Mesh
+from funccoll.core.mesh import Mesh
 
 MESHES = {
     name: Mesh(axes, range(math.prod(axes.values())))  # virtual devices, in a process of a job too

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from funccoll.runtime.job import launch
+from funccoll.job import launch
 from tests.support import SUPPORT
 from tests.support.cases.command_outputs import STATES
 

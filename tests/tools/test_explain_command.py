@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from funccoll.cli import main
 from funccoll.compiler.stages import compile_observers
+from funccoll.tools.cli import main
 from tests.support.machine_profiles import in_use, parameters, profile, times
 
 HEAD = """

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import funccoll.schedules as fs
-from funccoll.cli import main
 from funccoll.schedules.collective import KINDS
+from funccoll.tools.cli import main
 from tests.support.machine_profiles import in_use, parameters, profile, times
 from tests.support.oracles.msccl_rules import check_rules
 
@@ -186,7 +186,7 @@ def test_a_drawing(command, tmp_path):
 
 def test_a_drawing_without_the_extra_names_the_command(tmp_path):
     """matplotlib cannot be imported in this process."""
-    code = "import sys; sys.modules['matplotlib'] = None; from funccoll.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; sys.modules['matplotlib'] = None; from funccoll.tools.cli import main; sys.exit(main(sys.argv[1:]))"
     line = ["schedule", "all_reduce", "--ranks", "2", "--draw", str(tmp_path / "x.svg")]
     done = subprocess.run([sys.executable, "-c", code, *line], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "pip install" in done.stderr and "funccoll[draw]" in done.stderr

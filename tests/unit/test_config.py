@@ -11,7 +11,7 @@ import pytest
 import funccoll
 from funccoll import config
 from funccoll.config import VARIABLES
-from funccoll.runtime.job import doctor
+from funccoll.job import doctor
 
 FILES = sorted(Path(funccoll.__file__).parent.rglob("*.py"))
 

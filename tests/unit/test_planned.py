@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import funccoll as fc
-from funccoll import keywords
+from funccoll.core import keywords
 from funccoll.errors import MeshError, PlannedError, RendezvousError
 from tests.support.groups import in_groups
 from tests.support.misuse import check_paths
@@ -186,7 +186,7 @@ def test_tools_that_look_at_modules_work():
 
 
 def test_submodules_import_in_any_order():
-    for name in ("funccoll.errors", "funccoll.collectives", "funccoll.passes.combine", "funccoll.nn"):
+    for name in ("funccoll.errors", "funccoll.collectives.functions", "funccoll.compiler.passes.combine", "funccoll.nn"):
         done = subprocess.run([sys.executable, "-W", "error", "-c", f"import {name}"], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 

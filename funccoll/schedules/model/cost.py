@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...display import bytes_text, html_table, seconds_text
+from ...core.display import bytes_text, html_table, seconds_text
 from ...errors import ScheduleError
 from ..collective import Collective
 from ..moves import Batch

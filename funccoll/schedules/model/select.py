@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from ...config import TUNED_BITS
-from ...display import html_table, seconds_text, text_table, titled
+from ...core.display import html_table, seconds_text, text_table, titled
+from ...core.machine_profile import current, may_change_bits
+from ...core.types import bfloat16, check_dtype
 from ...errors import DTypeError, ScheduleError
-from ...machine_profile import current, may_change_bits
-from ...types import bfloat16, check_dtype
 from ..collective import KINDS, Collective, check_pairs
 from ..host_map import check_host_map, levels_of
 from ..registry import Algorithm, known

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ...display import html_table, seconds_text, titled
-from ...timeline import ACTIVITIES, Timeline
+from ...core.display import html_table, seconds_text, titled
+from ...core.timeline import ACTIVITIES, Timeline
 from .topology import Topology
 
 if TYPE_CHECKING:

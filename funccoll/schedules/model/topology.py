@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ...display import html_table, seconds_text, titled
+from ...core.display import html_table, seconds_text, titled
+from ...core.machine_profile import HostParameters, NetworkParameters, current
+from ...core.mesh import check_hosts
 from ...errors import ScheduleError
-from ...machine_profile import HostParameters, NetworkParameters, current
-from ...mesh import check_hosts
 
 __all__ = ["Link", "Topology", "check_topology"]
 

@@ -5,9 +5,9 @@ import signal
 
 import pytest
 
-from funccoll.runtime.job.failure import Failure
-from funccoll.runtime.job.uncaught import shortened
-from funccoll.runtime.shm.diagnosis import job_is_over
+from funccoll.job.excepthook import shortened
+from funccoll.job.failure import Failure
+from funccoll.transports.shm.diagnosis import job_is_over
 from tests.support.ranks.ranks import JOIN, SAYS_WHO_COMES, STAY, Ranks, left_behind
 
 TELL = JOIN + """
@@ -79,7 +79,7 @@ def test_rank_0_dies_and_then_another():
 
 # Rank 0 writes the word in shared memory, and dies before it says more.
 WRITES = TELL + """
-import funccoll.runtime.job.watch as module
+import funccoll.job.failure_detector as module
 if rank == 0:
     def die(*_):
         os.kill(os.getpid(), 9)
@@ -142,7 +142,7 @@ REPORTS = TELL + """
 if rank == 1:
     w.watch.report("ValueError: enough")
     say(int(w.transport.heap.view(0, (1,), "i8")[0]), w.watch.failure())
-    world.finalize()
+    job_context.finalize()
 else:
     tell()
 hear()
@@ -196,7 +196,7 @@ def test_long_messages_end_with_a_word():
 
 
 MEET = """
-import funccoll.runtime.job.watch as module, os
+import funccoll.job.failure_detector as module, os
 real = module.send
 count = [0]
 def send(*args):
@@ -221,7 +221,7 @@ def test_rank_0_dies_while_it_introduces_the_others(last):
 
 
 def test_a_large_job_has_rank_0_as_its_messenger():
-    few = "import funccoll.runtime.job.watch as module\nmodule._MAX_FULL_MESH = 2\n"
+    few = "import funccoll.job.failure_detector as module\nmodule._MAX_FULL_MESH = 2\n"
     script = few + TELL + "if rank == 2: hear(); 1 / 0\ntell()\nhear()"
     with Ranks(script, range(4)) as ranks:
         ranks.lines()

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from funccoll.runtime.shm.diagnosis import _differing_options
+from funccoll.transports.shm.diagnosis import _differing_options
 from tests.support.ranks import rank_end
 
 SLOW = pytest.mark.slow

@@ -7,8 +7,8 @@ import signal
 import pytest
 
 from funccoll.errors import FunccollError, PeerFailure
-from funccoll.runtime.job.failure import Failure
-from funccoll.runtime.job.host import PEER_FAILURE_EXIT_CODE
+from funccoll.job.failure import Failure
+from funccoll.job.host import PEER_FAILURE_EXIT_CODE
 from tests.support.ranks.ranks import JOIN, Ranks, left_behind
 
 HEARD = """
@@ -26,13 +26,13 @@ hear()
 """
 # The ranks of whom the watch has read the last word.
 ENDED = """
-import funccoll.runtime.job.watch
-ended, read = set(), funccoll.runtime.job.watch.Watch._hear
+import funccoll.job.failure_detector
+ended, read = set(), funccoll.job.failure_detector.Watch._hear
 def read_and_note(self, rank):
     more = read(self, rank)
     ended.update(() if more else [rank])
     return more
-funccoll.runtime.job.watch.Watch._hear = read_and_note
+funccoll.job.failure_detector.Watch._hear = read_and_note
 """
 
 
@@ -147,7 +147,7 @@ def test_after_rank_0_the_others_watch_each_other(command, expected):
 def test_finalize_is_to_leave():
     script = JOIN + HEARD + """
 if rank == 1:
-    world.finalize()
+    job_context.finalize()
     assert w.watch.failure() is None
 else:
     sure(lambda: heard([1]))
@@ -247,10 +247,10 @@ from funccoll.errors import RendezvousError
 if rank == 1:
     child = os.fork()
     if child == 0:
-        assert world.current() is None and threading.active_count() == 1
-        world.finalize()
+        assert job_context.current() is None and threading.active_count() == 1
+        job_context.finalize()
         try:
-            world.init()
+            job_context.init()
         except RendezvousError as error:
             assert "forked from rank 1" in str(error)
             say("child", os.getpid())

@@ -20,9 +20,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import funccoll as fc
-from funccoll.commands.printed_traceback import ErrorLines
-from funccoll.runtime.job import host, processes
-from funccoll.runtime.job.processes import Job, LineBuffer, environment, outcome
+from funccoll.job import host, processes
+from funccoll.job.processes import Job, LineBuffer, environment, outcome
+from funccoll.tools.commands.printed_traceback import ErrorLines
 from tests.support.groups import in_groups
 from tests.support.processes_left import VARIABLE, marked, wait_until_gone
 
@@ -435,7 +435,7 @@ if sys.argv[1] == "child" and rank == "0":
     os.wait()
     sys.exit(3)
 if sys.argv[1] == "inner" and rank == "0":
-    from funccoll.runtime.job.reports import report
+    from funccoll.job.reports import report
     inner = os.environ | {"FUNCCOLL_RUN_ID": "inner"}
     for number in (0, 1, 7):
         report(inner, number, "raised", cause="x", error="ValueError: inner", where="", first=True)
@@ -498,7 +498,7 @@ def test_a_hangup_that_is_ignored_stops_nothing(script, mark):
     assert runner.returncode == 128 + signal.SIGUSR1
 
 
-FOLLOWED = "import os; from funccoll.runtime.job.reports import report; report(os.environ, {rank}, 'followed', cause=1)"
+FOLLOWED = "import os; from funccoll.job.reports import report; report(os.environ, {rank}, 'followed', cause=1)"
 
 
 @pytest.mark.parametrize(("codes", "failure"), [
@@ -710,5 +710,5 @@ def test_doctor_finds_what_is_wrong(tmp_path):
 
 
 def test_import_does_not_load_what_only_jobs_need():
-    code = "import sys, funccoll; print([m for m in ('cloudpickle', 'funccoll.cli') if m in sys.modules])"
+    code = "import sys, funccoll; print([m for m in ('cloudpickle', 'funccoll.tools.cli') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from funccoll.runtime.job.identity import started_by
+from funccoll.job.identity import started_by
 from tests.support.ranks.forbidden_calls import NUMBERS
 from tests.support.ranks.ranks import JOIN, PRELUDE, STAY, Ranks
 
@@ -43,7 +43,7 @@ w.transport.heap.array((100 << 20,), "u1")[:] = 1
 FILES = """
 import resource, warnings
 import numpy as np, funccoll as fc
-from funccoll import machine_profile
+from funccoll.core import machine_profile
 from tests.support.machine_profiles import profile
 found = profile()
 mesh = fc.make_mesh({"d": 2})
@@ -73,7 +73,7 @@ def test_the_size_of_files_limits_profiles(tmp_path, monkeypatch):
     assert second == "kept.json: File too large (`ulimit -f` limits the size of files)"
 
 
-SANDBOX = PRELUDE + "from tests.support.ranks.forbidden_calls import forbid\nforbid({}, {})\nworld.init()\n"
+SANDBOX = PRELUDE + "from tests.support.ranks.forbidden_calls import forbid\nforbid({}, {})\njob_context.init()\n"
 
 
 @pytest.mark.skipif(not NUMBERS, reason="the numbers of this processor's system calls are not known")

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from funccoll.errors import RendezvousError
-from funccoll.runtime.job import packets
-from funccoll.runtime.job.across_hosts import _TcpCoordinator
-from funccoll.runtime.job.coordinator import Coordinator
-from funccoll.runtime.job.hello import JobSpec
-from funccoll.runtime.job.host import PEER_FAILURE_EXIT_CODE
-from funccoll.runtime.job.packets import FramedSocket, receive, send
-from funccoll.runtime.job.tcp import Door, call, host_addresses
+from funccoll.job import packets
+from funccoll.job.across_hosts import _TcpCoordinator
+from funccoll.job.coordinator import Coordinator
+from funccoll.job.handshake import JobSpec
+from funccoll.job.host import PEER_FAILURE_EXIT_CODE
+from funccoll.job.packets import FramedSocket, receive, send
+from funccoll.job.tcp import Door, call, host_addresses
 from tests.support.ranks import network_hosts
 from tests.support.ranks.file_invitation import NAMESPACE
 from tests.support.ranks.host_ranks import JOIN_HOSTS, ON_HOSTS, STAY_HOSTS, HostRanks
@@ -72,12 +72,12 @@ AGAIN = JOIN_HOSTS + """
 from pathlib import Path
 def count():
     return len(os.listdir("/proc/self/fd")), threading.active_count(), "memfd:funccoll" in Path("/proc/self/maps").read_text()
-world.finalize()
+job_context.finalize()
 before = count()
 for _ in range(5):
-    w = world.init()
+    w = job_context.init()
     assert w.hosts == (0, 1, 1)
-    world.finalize()
+    job_context.finalize()
     del w
 assert count() == before, (count(), before)
 """
@@ -99,13 +99,13 @@ def test_missing_ranks_are_named_by_all(tmp_path):
 
 
 def test_rank_0_is_missing(tmp_path):
-    with HostRanks(ON_HOSTS + PRELUDE + "world.init(rendezvous_timeout=0.3)", (0, 1), tmp_path, [1]) as ranks:
+    with HostRanks(ON_HOSTS + PRELUDE + "job_context.init(rendezvous_timeout=0.3)", (0, 1), tmp_path, [1]) as ranks:
         code, _, error = ranks.end(1)
         assert code == 1 and "rank 0 did not come within 0.3 s" in error and "rank 1 of 2" in error
 
 
 def test_another_installation(tmp_path):
-    other = "import funccoll.runtime.job.hello as hello\nhello.__version__ = '0.0.1'\n"
+    other = "import funccoll.job.handshake as hello\nhello.__version__ = '0.0.1'\n"
     other += "hello.installation.cache_clear()\n" + STAY_HOSTS
     with HostRanks(STAY_HOSTS, (0, 1, 1), tmp_path, [0, 1]) as ranks:
         ranks.start(2, other)
@@ -116,7 +116,7 @@ def test_another_installation(tmp_path):
 
 def test_another_installation_on_another_host(tmp_path):
     other = "import platform\nplatform.node = lambda: 'n2'\n"
-    other += "import funccoll.runtime.job.hello as hello\nhello.__version__ = '0'\nhello.installation.cache_clear()\n"
+    other += "import funccoll.job.handshake as hello\nhello.__version__ = '0'\nhello.installation.cache_clear()\n"
     with HostRanks(other + STAY_HOSTS, (0, 1), tmp_path, [1]) as ranks:
         ranks.start(0, "import platform\nplatform.node = lambda: 'n1'\n" + STAY_HOSTS)
         _, _, error = ranks.end(1)
@@ -126,9 +126,9 @@ def test_another_installation_on_another_host(tmp_path):
 
 def test_a_rank_that_reads_its_sources_slowly(tmp_path):
     """It connects when it has: rank 0 drops those that connect and say nothing."""
-    slow = "import funccoll.runtime.job.hello as hello\nread = hello.installation\n"
+    slow = "import funccoll.job.handshake as hello\nread = hello.installation\n"
     slow += "hello.installation = lambda: (time.sleep(1), read())[1]\n"
-    hasty = "import funccoll.runtime.job.strangers as strangers\nstrangers._PATIENCE = 0.3\n"
+    hasty = "import funccoll.job.strangers as strangers\nstrangers._PATIENCE = 0.3\n"
     with HostRanks(PRELUDE + slow + STAY_HOSTS, (0, 1), tmp_path, [1]) as ranks:
         ranks.start(0, hasty + STAY_HOSTS)
         assert ranks.lines() == {0: "in", 1: "in"}
@@ -139,7 +139,7 @@ def test_a_rank_that_reads_its_sources_slowly(tmp_path):
 
 def test_a_machine_that_has_no_identity(tmp_path):
     """How many of the job share it is unknown, except what the host knows."""
-    unknown = "import funccoll.runtime.job.across_hosts as across_hosts\nacross_hosts.boot_id = lambda: ''\n"
+    unknown = "import funccoll.job.across_hosts as across_hosts\nacross_hosts.boot_id = lambda: ''\n"
     with HostRanks(unknown + JOIN_HOSTS + "say(w.processes_here)", (0, 0, 1), tmp_path) as ranks:
         ranks.lines()
         assert ranks.lines() == {0: "2", 1: "2", 2: "1"}
@@ -174,7 +174,7 @@ def test_another_secret(tmp_path):
 def test_a_rank_ends_while_the_job_begins(where, how, victim, tmp_path):
     ends = "os._exit(3)" if how == "die" else "raise OSError('no room')"
     place = "shm_transport.create = shm_transport.rendezvous.meet" if where == "memory" else f"FileInvitation.{where}"
-    imports = "import funccoll.runtime.shm.shm_transport as shm_transport\n"
+    imports = "import funccoll.transports.shm.shm_transport as shm_transport\n"
     script = f"{PRELUDE}{imports}def end(*_):\n    {ends}\n{ON_HOSTS}{place} = end\n"
     with HostRanks(STAY_HOSTS, (0, 1, 1), tmp_path, [0, 3 - victim], FUNCCOLL_RENDEZVOUS_TIMEOUT="3") as ranks:
         ranks.start(victim, script + STAY_HOSTS)
@@ -187,7 +187,7 @@ def test_a_rank_ends_while_the_job_begins(where, how, victim, tmp_path):
 
 def test_a_rank_ends_before_others_have_called_it(tmp_path):
     """Those hear of it from rank 0, and do not go on calling."""
-    ends = "import funccoll.runtime.job.across_hosts as across_hosts\n"
+    ends = "import funccoll.job.across_hosts as across_hosts\n"
     ends += "across_hosts._connect_all = lambda *_: os._exit(3)\n"
     with HostRanks(PRELUDE + ends + STAY_HOSTS, (0, 1, 2), tmp_path, [1]) as ranks:
         for rank in (0, 2):
@@ -244,7 +244,7 @@ def test_all_leave_at_once(tmp_path):
 
 
 def test_a_rank_that_left_may_die_and_a_stopped_one_stays(tmp_path):
-    script = TELL + "if rank == 1:\n    world.finalize()\nelse:\n    tell([1])\nhear()\nassert w.watch.failure() is None\n"
+    script = TELL + "if rank == 1:\n    job_context.finalize()\nelse:\n    tell([1])\nhear()\nassert w.watch.failure() is None\n"
     with HostRanks(script, (0, 1, 2), tmp_path) as ranks:
         ranks.lines()
         ranks.kill(2, signal.SIGSTOP)
@@ -268,7 +268,7 @@ if rank == 1:
         os.waitpid(child, 0)
     assert w.watch.failure() is None
     if (child := os.fork()) == 0:
-        assert world.current() is None
+        assert job_context.current() is None
         say("child", os.getpid())
         while True:
             signal.pause()

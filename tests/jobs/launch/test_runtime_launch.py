@@ -20,7 +20,7 @@ import pytest
 import funccoll as fc
 from funccoll import P
 from funccoll.errors import FunccollError, LaunchError, LaunchTimeout, PeerFailure, ShapeError
-from funccoll.runtime.job.reports import EndedRanks
+from funccoll.job.reports import EndedRanks
 from tests.support.processes_left import VARIABLE, marked, wait_until_gone, zombies
 
 

@@ -18,11 +18,11 @@ from funccoll import FunccollError
 from funccoll._version import __version__
 from funccoll.config import TIMEOUT
 from funccoll.errors import MeshError, RendezvousError
-from funccoll.runtime.job.hello import JobSpec, installation
-from funccoll.runtime.job.launchers import job_of
-from funccoll.runtime.job.rendezvous import positive_number
-from funccoll.runtime.job.torch_variables import are_repetitions, bound_port, for_torch
-from funccoll.runtime.job.world import finalize, init
+from funccoll.job.handshake import JobSpec, installation
+from funccoll.job.job_context import finalize, init
+from funccoll.job.launchers import job_of
+from funccoll.job.rendezvous import positive_number
+from funccoll.job.torch_variables import are_repetitions, bound_port, for_torch
 from funccoll.runtime.transport import choose_job_transport
 from tests.support.groups import in_groups
 from tests.support.ranks.ranks import (
@@ -74,7 +74,7 @@ def ended(stranger):
 
 @pytest.mark.parametrize("n", [2, 5])
 def test_all_find_each_other(n):
-    with Ranks(JOIN + "say(w.rank, w.world, world.current() is w, world.init() is w); hear()", range(n)) as ranks:
+    with Ranks(JOIN + "say(w.rank, w.world, job_context.current() is w, job_context.init() is w); hear()", range(n)) as ranks:
         assert set(ranks.lines().values()) == {"in"}
         assert ranks.lines() == {r: f"{r} {n} True True" for r in range(n)}
         assert len(listening(ranks.run)) == 1
@@ -180,8 +180,8 @@ def test_another_users_process_cannot_be_rank_0():
 
 @root
 def test_ranks_of_two_users():
-    other = PRELUDE + "from funccoll.runtime.job.hello import installation\ninstallation()\n"
-    other += "os.setgroups([]); os.setgid(65534); os.setuid(65534)\nworld.init(rendezvous_timeout=0.5)\n"
+    other = PRELUDE + "from funccoll.job.handshake import installation\ninstallation()\n"
+    other += "os.setgroups([]); os.setgid(65534); os.setuid(65534)\njob_context.init(rendezvous_timeout=0.5)\n"
     with Ranks(STAY, [0], world=2) as ranks:
         visit(ranks.run).close()
         ranks.start(1, other)
@@ -205,7 +205,7 @@ def told_of_clash(ranks, rank, names):
         assert all(f"process {pid} (" in error for pid in pids) and "rank_server.py" in error, error
 
 
-IMPATIENT = "import funccoll.runtime.job.coordinator\nfunccoll.runtime.job.coordinator.GRACE = 0.2\n" + STAY
+IMPATIENT = "import funccoll.job.coordinator\nfunccoll.job.coordinator.GRACE = 0.2\n" + STAY
 
 
 def test_a_rank_that_comes_twice():
@@ -267,7 +267,7 @@ def test_a_later_job_with_the_name_of_one_that_runs():
 
 def test_a_job_after_one_with_the_same_name():
     """Its ranks may come before those of the first one have ended."""
-    with Ranks(JOIN + "world.finalize() if rank else hear()\nsay('left')\nhear()\n", [0, 1]) as ranks:
+    with Ranks(JOIN + "job_context.finalize() if rank else hear()\nsay('left')\nhear()\n", [0, 1]) as ranks:
         assert set(ranks.lines().values()) == {"in"}
         assert ranks.line(1) == "left"
         ranks.start(1, STAY, "next 1")
@@ -282,7 +282,7 @@ def test_a_job_after_one_with_the_same_name():
 
 
 def test_the_place_of_one_that_died_on_the_way_is_free():
-    patient = SAYS_WHO_COMES + "funccoll.runtime.job.coordinator.GRACE = 120.0\n"
+    patient = SAYS_WHO_COMES + "funccoll.job.coordinator.GRACE = 120.0\n"
     with Ranks(patient + STAY, [0], world=3) as ranks:
         with visit(ranks.run, hello(ranks.run, world=3)):
             assert ranks.line(0) == "hello of [1]"
@@ -318,7 +318,7 @@ def test_missing_ranks_are_named_by_all():
 
 
 def test_rank_0_is_missing():
-    with Ranks(PRELUDE + "world.init(rendezvous_timeout=0.3)", [1], world=2) as ranks:
+    with Ranks(PRELUDE + "job_context.init(rendezvous_timeout=0.3)", [1], world=2) as ranks:
         code, _, error = ranks.end(1)
         assert code == 1 and "rank 0 did not come within 0.3 s" in error and "rank 1 of 2" in error
 
@@ -335,7 +335,7 @@ def test_a_rendezvous_that_times_out_quotes_what_it_believed(variables, words):
     run = secrets.token_hex(8)
     variables = {name: run if value == "RUN" else value for name, value in variables.items()}
     ours = dict.fromkeys(("FUNCCOLL_RANK", "FUNCCOLL_WORLD_SIZE", "FUNCCOLL_RUN_ID"), "")
-    with Ranks(PRELUDE + "world.init(rendezvous_timeout=0.2)", [0], **ours, **variables) as ranks:
+    with Ranks(PRELUDE + "job_context.init(rendezvous_timeout=0.2)", [0], **ours, **variables) as ranks:
         code, _, error = ranks.end(0)
         assert code == 1 and all(part in error for part in words), error
 
@@ -352,8 +352,8 @@ def test_ranks_of_jobs_of_different_size():
 
 def test_ranks_with_different_versions():
     # The module that an older installation would have.
-    older = PRELUDE + "import funccoll.runtime.job.hello as r\nr.__version__ = '0.0.1'\n"
-    older += "r.installation.cache_clear()\nworld.init()"
+    older = PRELUDE + "import funccoll.job.handshake as r\nr.__version__ = '0.0.1'\n"
+    older += "r.installation.cache_clear()\njob_context.init()"
     with Ranks(STAY, [0], world=2) as ranks:
         ranks.start(1, older)
         for r in range(2):
@@ -364,7 +364,7 @@ def test_ranks_with_different_versions():
 
 def test_ranks_of_two_checkouts_with_one_version(tmp_path):
     shutil.copytree(FOLDER, tmp_path / "funccoll", ignore=shutil.ignore_patterns("__pycache__"))
-    with (tmp_path / "funccoll/display.py").open("a") as changed:
+    with (tmp_path / "funccoll/core/display.py").open("a") as changed:
         changed.write("# changed\n")
     join = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import funccoll as fc; fc.init()"
     other = f"import os, sys\nos.execv(sys.executable, [sys.executable, '-c', {join!r}])"
@@ -378,8 +378,8 @@ def test_ranks_of_two_checkouts_with_one_version(tmp_path):
 
 def test_when_rank_0_cannot_start_the_job_all_hear_why():
     cannot = PRELUDE + (
-        "import funccoll.runtime.shm.shm_transport as shm_transport\ndef refuse(*_):\n    raise MemoryError('no room')\n"
-        "shm_transport.create = refuse\nworld.init()"
+        "import funccoll.transports.shm.shm_transport as shm_transport\ndef refuse(*_):\n    raise MemoryError('no room')\n"
+        "shm_transport.create = refuse\njob_context.init()"
     )
     with Ranks(STAY, [1], world=2) as ranks:
         ranks.start(0, cannot)
@@ -400,12 +400,12 @@ def test_the_smallest_limit_on_address_space_holds_for_all():
 
 def test_limits_that_are_too_low_are_named():
     files = "import resource\nn = len(os.listdir('/proc/self/fd')) + 3\nresource.setrlimit(resource.RLIMIT_NOFILE, (n, n))\n"
-    with Ranks(PRELUDE + files + "world.init()\n", [0], world=2) as ranks:
+    with Ranks(PRELUDE + files + "job_context.init()\n", [0], world=2) as ranks:
         ranks.start(1, STAY, FUNCCOLL_RENDEZVOUS_TIMEOUT="1")
         code, _, error = ranks.end(0)
         assert code == 1 and "RendezvousError: rank 0 may open only " in error and "joining a job of 2 processes" in error
     space = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20))\n"
-    with Ranks(PRELUDE + space + "world.init()\n", [0], world=2) as ranks:
+    with Ranks(PRELUDE + space + "job_context.init()\n", [0], world=2) as ranks:
         code, _, error = ranks.end(0)
         assert code == 1 and "may map only 400 MiB of memory (`ulimit -v`), and a rank needs 640 MiB" in error
 
@@ -415,12 +415,12 @@ from pathlib import Path
 def count():
     maps = Path("/proc/self/maps").read_text()
     return len(os.listdir("/proc/self/fd")), threading.active_count(), "memfd:funccoll" in maps
-world.init()
-world.finalize(); world.finalize()
-assert world.current() is None and count()[2] is False
+job_context.init()
+job_context.finalize(); job_context.finalize()
+assert job_context.current() is None and count()[2] is False
 hook, before = sys.excepthook, count()
 for generation in range(30):
-    w = world.init()
+    w = job_context.init()
     assert w.epoch == generation + 1 and w.once("it", lambda: generation) == w.once("it", list) == generation
     array = w.transport.heap.array((8,), "i8")
     array[:] = 100 * generation + w.rank
@@ -430,7 +430,7 @@ for generation in range(30):
     assert w.transport.heap.view(other[0], (8,), "i8")[3] == 100 * generation + 1 - w.rank
     mine[1] = 1
     sure(lambda: other[1] == 1)
-    world.finalize()
+    job_context.finalize()
     del array, mine, other, w
 assert count() == before and sys.excepthook is hook, (count(), before)
 say("done")
@@ -447,8 +447,8 @@ def test_leave_and_join_again():
 
 MANY = PRELUDE + """
 import funccoll as fc
-import funccoll.runtime.shm.communicators as communicators
-import funccoll.runtime.shm.heap as heap
+import funccoll.transports.shm.communicators as communicators
+import funccoll.transports.shm.heap as heap
 communicators._MAX_COMMUNICATORS = 3
 heap.LARGEST = 16 << 40  # of 128 TiB
 def until_it_raises(step):
@@ -462,8 +462,8 @@ def one_more_mesh():
     fc.jit(add, mesh=fc.make_mesh({"d": 2}), in_specs=fc.P("d"), out_specs=fc.P())(np.ones(4))
 kept = []
 def one_more_job():
-    world.finalize()
-    kept.append(world.init().transport.heap.array((1,), "i8"))
+    job_context.finalize()
+    kept.append(job_context.init().transport.heap.array((1,), "i8"))
 until_it_raises(one_more_mesh)
 until_it_raises(one_more_job)
 """
@@ -483,14 +483,14 @@ def test_limits_of_meshes_and_of_jobs_are_told_in_one_sentence():
 
 STARTS = JOIN + """
 import subprocess
-joining = "from funccoll.runtime.job import world; world.init(); print('again', flush=True)"
+joining = "from funccoll.job import job_context; job_context.init(); print('again', flush=True)"
 child = subprocess.run([sys.executable, "-c", joining], stderr=subprocess.PIPE, text=True)
 assert child.returncode == 1 and f"started by rank {rank} and is not a rank of its own" in child.stderr, child.stderr
 remedy = f"or alone, without FUNCCOLL_WORLD_SIZE=2 and FUNCCOLL_RANK={rank} in its environment."
 assert "Start it as a job of its own (`funccoll run -n N`, fc.launch), " + remedy in child.stderr, child.stderr
 alone = {name: value for name, value in os.environ.items() if name not in ("FUNCCOLL_RANK", "FUNCCOLL_WORLD_SIZE")}
 subprocess.run([sys.executable, "-c", joining], stdout=subprocess.DEVNULL, check=True, env=alone)
-world.finalize()
+job_context.finalize()
 os.execv(sys.executable, [sys.executable, "-c", joining])
 """
 
@@ -662,7 +662,7 @@ def test_environments_of_ancestors():
     """Those with which they were started; a process that has written a title over its own is passed over."""
     script = """
 import json, os, sys
-from funccoll.runtime.job import launchers
+from funccoll.job import launchers
 os.environ.update(WORLD_SIZE="2", RANK="0", MASTER_ADDR="h", MASTER_PORT="1")
 try:
     print(launchers.job_of(os.environ).launcher)

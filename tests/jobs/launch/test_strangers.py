@@ -13,10 +13,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from funccoll.runtime.job import tcp
-from funccoll.runtime.job.coordinator import Coordinator
-from funccoll.runtime.job.hello import JobSpec, installation, is_hello
-from funccoll.runtime.job.strangers import Strangers
+from funccoll.job import tcp
+from funccoll.job.coordinator import Coordinator
+from funccoll.job.handshake import JobSpec, installation, is_hello
+from funccoll.job.strangers import Strangers
 from tests.support.example_counts import examples
 from tests.support.ranks.host_ranks import STAY_HOSTS, HostRanks
 from tests.support.ranks.ranks import JOIN, PATIENCE, PRELUDE, Ranks, address, listening, wait_until
@@ -114,7 +114,7 @@ def test_after_all_that_a_rank_is_known(hearing):
 
 
 def test_one_that_says_little_for_long_is_dropped(hearing, monkeypatch):
-    monkeypatch.setattr("funccoll.runtime.job.strangers._PATIENCE", 0.2)
+    monkeypatch.setattr("funccoll.job.strangers._PATIENCE", 0.2)
     with socket.create_connection(hearing.address) as slow:
         hearing.hear(lambda: hearing.strangers._until)
         for byte in tcp._MAGIC[:4]:
@@ -224,7 +224,7 @@ thread.join()
 FEW_FILES = """
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (120, 120))
-import funccoll.runtime.job.tcp as tcp
+import funccoll.job.tcp as tcp
 real = tcp.Door.__init__
 def tell(self, *arguments):
     real(self, *arguments)

@@ -13,7 +13,7 @@ import pytest
 import funccoll as fc
 from funccoll import P
 from funccoll.errors import ScheduleError
-from funccoll.runtime.job.mpirun import passed_on
+from funccoll.job.mpirun import passed_on
 from tests.support import SUPPORT
 from tests.support.ranks import mpi_vendors, network_hosts
 from tests.support.ranks.network_hosts import NetworkHosts

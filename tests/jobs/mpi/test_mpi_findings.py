@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from funccoll.runtime.job import mpi_findings
-from funccoll.runtime.job.finding import Finding
+from funccoll.job import mpi_findings
+from funccoll.job.checks import Finding
 from tests.support.ranks import mpi_vendors
 
 
@@ -132,7 +132,7 @@ def test_programs_beside_the_interpreter_are_found_without_a_path(tmp_path):
     script(python.parent, "mpirun", "echo 'mpirun (Open MPI) 5.0.9'")
     script(python.parent, "torchrun", "exit 0")
     code = (
-        "from funccoll.runtime.job.mpirun import find_mpirun; from funccoll.runtime.job import doctor\n"
+        "from funccoll.job.mpirun import find_mpirun; from funccoll.job import doctor\n"
         "print(find_mpirun()); print(*doctor._optional(), sep='\\n')"
     )
     environment = {**os.environ, "PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

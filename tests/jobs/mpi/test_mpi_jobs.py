@@ -12,7 +12,7 @@ import uuid
 
 import pytest
 
-from funccoll.runtime.job.host import PEER_FAILURE_EXIT_CODE
+from funccoll.job.host import PEER_FAILURE_EXIT_CODE
 from tests.support.processes_left import VARIABLE, wait_until_gone
 from tests.support.ranks import mpi_vendors, rank_end
 from tests.support.ranks.ranks import Ranks
@@ -32,7 +32,7 @@ def sure(condition, seconds=120.0):
 """
 JOIN = PRELUDE + """
 import funccoll as fc
-from funccoll.runtime.job import world
+from funccoll.job import job_context
 w = fc.init()
 rank = w.rank
 def others_failure():
@@ -119,7 +119,7 @@ comm = MPI.COMM_WORLD
 if rank == 0:
     comm.send("theirs", 1, tag=5)
 for _ in range(3):
-    world.finalize()
+    job_context.finalize()
     w = fc.init()
     assert w.transport.communicator.size == comm.size == comm.allreduce(1)
 if rank == 1:
@@ -192,11 +192,11 @@ if how != "fc":
         assert how == "mpi4py" or MPI.Is_finalized()
         MPI.Is_finalized() or MPI.COMM_WORLD.Get_name()
 """ + JOIN + """
-world.finalize()
+job_context.finalize()
 w = fc.init()
 say(rank, "is fine")
 if how == "program":
-    world.finalize()
+    job_context.finalize()
     MPI.Finalize()
 """
 
@@ -238,7 +238,7 @@ def last():
 def test_a_failure_where_mpi4py_would_finalize(one_vendor, tmp_path):
     """It would wait for rank 1, which is stopped. All functions for Python's end are called before, and its exit code stays."""
     script = OWN_MPI + JOIN + """
-from funccoll.runtime.job.failure import Failure
+from funccoll.job.failure import Failure
 if rank == 1:
     os.kill(os.getpid(), 19)
 w.watch._record(Failure(1, "unreachable"))
@@ -290,11 +290,11 @@ except fc.errors.RendezvousError as error:
 def test_a_rank_that_ends_or_stops_while_the_communicator_is_made(vendor, number, says, tmp_path):
     script = PRELUDE + f"""
 import funccoll as fc
-from funccoll.runtime import mpi
+from funccoll.transports.mpi import mpi_transport
 def end(self, check):
     os.kill(os.getpid(), {number})
 if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "1":
-    mpi._Mpi.begin = end
+    mpi_transport._Mpi.begin = end
 fc.init(rendezvous_timeout=5)
 """
     options = ["--with-ft", "ulfm"] if number == 9 else []  # or mpirun would kill the others

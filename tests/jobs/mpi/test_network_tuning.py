@@ -10,17 +10,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from funccoll import machine_profile
-from funccoll.calibration.fit_network import built_on, fit_network
-from funccoll.calibration.fit_parameters import Sample
-from funccoll.calibration.network_tuning import combined
-from funccoll.calibration.timed_cases import ON_HOSTS, cases
-from funccoll.calibration.tuning import measured_times
-from funccoll.commands import tune_command
-from funccoll.commands.tune_tables import print_profile
 from funccoll.config import LAUNCHER_AGENT
-from funccoll.machine_profile import TYPICAL, HostParameters, MachineProfile, NetworkParameters
+from funccoll.core import machine_profile
+from funccoll.core.machine_profile import TYPICAL, HostParameters, MachineProfile, NetworkParameters
 from funccoll.schedules import Topology
+from funccoll.tools.calibration.fit_network import built_on, fit_network
+from funccoll.tools.calibration.fit_parameters import Sample
+from funccoll.tools.calibration.network_tuning import combined
+from funccoll.tools.calibration.timed_cases import ON_HOSTS, cases
+from funccoll.tools.calibration.tuning import measured_times
+from funccoll.tools.commands import tune_command
+from funccoll.tools.commands.tune_tables import print_profile
 from tests.support.machine_profiles import parameters, profile, times
 from tests.support.ranks import mpi_vendors, network_hosts
 from tests.support.ranks.network_hosts import NetworkHosts
@@ -99,7 +99,7 @@ def test_tables_of_networks(capsys):
 
 def test_options_for_jobs(monkeypatch, capsys):
     called = []
-    monkeypatch.setattr("funccoll.commands.run_command.main", lambda words, plain: called.append((words, plain)) or 3)
+    monkeypatch.setattr("funccoll.tools.commands.run_command.main", lambda words, plain: called.append((words, plain)) or 3)
     for given in (["--hosts", "a:2,b:2"], ["--hosts=a:2,b:2"], ["--hosts", "c:1", "--hosts=a:2,b:2"]):
         assert tune_command.main(["--quick", *given, "--out", "x"]) == 3
         command = ["--hosts", "a:2,b:2", "-m", "funccoll", "tune", "--quick", "--out", "x"]

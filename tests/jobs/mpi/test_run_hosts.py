@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funccoll.commands import run_command
-from funccoll.runtime.job.mpirun import Mpirun, TaggedOutput, find_mpirun, parse_hosts, passed_on
+from funccoll.job.mpirun import Mpirun, TaggedOutput, find_mpirun, parse_hosts, passed_on
+from funccoll.tools.commands import run_command
 from tests.support.processes_left import VARIABLE, wait_until_gone
 from tests.support.ranks import mpi_vendors, network_hosts
 from tests.support.ranks.network_hosts import AGENT, NetworkHosts

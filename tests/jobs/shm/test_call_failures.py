@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from funccoll.c_extension import extension
 from funccoll.config import NATIVE
+from funccoll.core.c_extension import extension
 from tests.support.cases import call_failure_cases as cases
 from tests.support.ranks.ranks import launch
 

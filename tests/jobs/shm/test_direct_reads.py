@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from funccoll.runtime.job import doctor
+from funccoll.job import doctor
 from tests.support.cases import direct_read_cases, process_cases
 from tests.support.ranks.ranks import PRELUDE, Ranks, launch, left_behind
 

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from funccoll import schedules
+from funccoll.core.mesh import abstract_mesh
 from funccoll.errors import FunccollError
 from funccoll.kernels.cpu import combine_address
 from funccoll.kernels.frame import BUDGET_SPENT, CELL, FINISHED, MISMATCH, WAITING, WORD
-from funccoll.mesh import abstract_mesh
 from funccoll.runtime.collective_call import CollectiveCall, Operand
-from funccoll.runtime.plans.control_block import CELLS, CELLS_ON_SHARED_CORES, Communicator, ControlBlock
-from funccoll.runtime.shm.plan import DESCRIPTION, build_plan, description
 from funccoll.schedules.chunk_layout import ChunkLayout
 from funccoll.schedules.collective import KINDS
 from funccoll.schedules.streams.instructions import Opcode, disassemble
+from funccoll.transports.plans.control_block import CELLS, CELLS_ON_SHARED_CORES, Communicator, ControlBlock
+from funccoll.transports.shm.plan import DESCRIPTION, build_plan, description
 from tests.support.cases import eager_cases as cases
 from tests.support.groups import in_groups
 from tests.support.oracles.schedule_oracle import built, expected

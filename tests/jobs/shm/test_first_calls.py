@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from funccoll.arrays.value_hash import value_hash
-from funccoll.runtime.shm.passed_arguments import MOST_TEXT, PassedArgument, PassedArguments, other_types
+from funccoll.transports.shm.passed_arguments import MOST_TEXT, PassedArgument, PassedArguments, other_types
 from tests.support.cases import first_call_cases as cases
 from tests.support.ranks.ranks import launch
 

@@ -11,7 +11,7 @@ import pytest
 import funccoll as fc
 from funccoll import P
 from funccoll.kernels import object_cache
-from funccoll.runtime import float_environment
+from funccoll.platforms import float_environment
 from tests.support.cases import float_environment_cases as cases
 from tests.support.ranks.ranks import launch
 

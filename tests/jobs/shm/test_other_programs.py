@@ -9,8 +9,8 @@ import pytest
 
 import funccoll as fc
 from funccoll import P
-from funccoll.ir import Program
-from funccoll.program_difference import program_rows
+from funccoll.core.ir import Program
+from funccoll.core.program_difference import program_rows
 from tests.support.cases import other_program_cases as cases
 from tests.support.ranks.ranks import Ranks, launch
 

@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 
 import funccoll as fc
-from funccoll import P, cli
+from funccoll import P
+from funccoll.core.machine_profile import boot_id
 from funccoll.errors import ProfileError
 from funccoll.kernels import cpu, object_cache, stream_interpreter
-from funccoll.machine_profile import boot_id
 from funccoll.profiling import Profile, runs_of
 from funccoll.profiling.rank_record import BOOKKEEPING, COMPUTE, RECORDED, WAIT
 from funccoll.runtime import recorder
+from funccoll.tools import cli
 from tests.support import SUPPORT
 from tests.support.ranks.ranks import JOIN, Ranks
 

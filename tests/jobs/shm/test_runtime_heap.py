@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funccoll.display import size_text
+from funccoll.core.display import size_text
 from funccoll.errors import DTypeError, RendezvousError, ShapeError
-from funccoll.runtime.job.host import available_memory
-from funccoll.runtime.shm import arena as arenas
-from funccoll.runtime.shm.arena import ALIGNMENT, LARGE, block_size, tail_size
-from funccoll.runtime.shm.heap import CONTROL, HEADER, Heap, create, largest_arena
+from funccoll.job.host import available_memory
+from funccoll.transports.shm import arena as arenas
+from funccoll.transports.shm.arena import ALIGNMENT, LARGE, block_size, tail_size
+from funccoll.transports.shm.heap import CONTROL, HEADER, Heap, create, largest_arena
 from tests.support.ranks import rank_end
 from tests.support.ranks.ranks import JOIN, PRELUDE, Ranks, left_behind
 
@@ -344,7 +344,7 @@ def test_address_space_follows_the_limits():
     limited = f"""
 import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, ({4 * GiB}, {4 * GiB}))
-from funccoll.runtime.shm.heap import *
+from funccoll.transports.shm.heap import *
 arena = largest_arena(2)
 assert {GiB} < arena < {2 * GiB}, arena
 Heap(create(2, arena), 1, 2).array((1000,), "f4")[:] = 1
@@ -516,7 +516,7 @@ say("fine")
 def run_beside_another(script):
     """Run a script as rank 0 of two, which says at its end that all is fine."""
     with Ranks(script, [0], world=2) as ranks:
-        ranks.start(1, PRELUDE + "world.init()")
+        ranks.start(1, PRELUDE + "job_context.init()")
         assert ranks.line(0) == "in" and ranks.line(0) == "fine"
         ranks.end_well()
 
@@ -581,7 +581,7 @@ say("code", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), sys.getswitchint
 
 def test_a_child_that_would_copy_too_much_ends():
     with Ranks(TOO_LARGE, [0], world=2, FUNCCOLL_FORK_MIB="8") as ranks:
-        ranks.start(1, PRELUDE + "world.init()")
+        ranks.start(1, PRELUDE + "job_context.init()")
         assert [ranks.line(0) for _ in range(3)] == ["in", "code 1", "code 0 0.005"]
         error = ranks.end(0)[2]
         assert error.startswith("funccoll: rank 0 was forked while it has arrays of 9") and "FUNCCOLL_FORK_MIB" in error
@@ -589,7 +589,7 @@ def test_a_child_that_would_copy_too_much_ends():
 
 
 GROWING = JOIN + """
-import funccoll.runtime.shm.arena as arena
+import funccoll.transports.shm.arena as arena
 heap, limit = w.transport.heap, 200 << 20
 def available():
     free = limit - 512 * os.fstat(heap._descriptor).st_blocks
@@ -656,7 +656,7 @@ say("fine", len(children))
 def test_forks_of_threads_and_of_subprocess():
     """Threads that fork at the same time do not wait for each other's children; a child that executes copies nothing."""
     with Ranks(FORKS, [0], world=2, FUNCCOLL_FORK_MIB="8") as ranks:
-        ranks.start(1, PRELUDE + "world.init()")
+        ranks.start(1, PRELUDE + "job_context.init()")
         assert ranks.line(0) == "in" and ranks.line(0) == "fine 40"
         ranks.end_well()
 
@@ -682,7 +682,7 @@ for _ in range(5):
     except ValueError:
         os._exit(3 if told == [(os.getpid(), True)] else 4)
     assert os.waitpid(-1, 0)[1] == 3 << 8
-assert told == [] and signal.getsignal(signal.SIGUSR1) is handler and not world._PROCESS.handshake._deferral._handlers
+assert told == [] and signal.getsignal(signal.SIGUSR1) is handler and not job_context._PROCESS.handshake._deferral._handlers
 say("fine" if interrupted == 5 else interrupted)
 """
 
@@ -797,7 +797,7 @@ say("fine")
 
 def test_a_child_that_is_interrupted_during_a_fork_does_not_run_its_parents_except():
     with Ranks(INTERRUPTED, [0], world=2) as ranks:
-        ranks.start(1, PRELUDE + "world.init()")
+        ranks.start(1, PRELUDE + "job_context.init()")
         assert [ranks.line(0) for _ in range(7)] == ["in", *["interrupted"] * 5, "fine"]
         ranks.end_well()
 

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funccoll import schedules
-from funccoll.c_extension import extension
+from funccoll.core.c_extension import extension
 from funccoll.errors import ScheduleError
-from funccoll.runtime.shm.arena import LARGE, LENDABLE, tail_size
-from funccoll.runtime.shm.heap import Heap, create
 from funccoll.schedules.collective import KINDS
 from funccoll.schedules.shared_results import check_completion, copies_root, with_one_result
 from funccoll.schedules.streams.instructions import Opcode
+from funccoll.transports.shm.arena import LARGE, LENDABLE, tail_size
+from funccoll.transports.shm.heap import Heap, create
 from tests.support.cases import shared_result_cases as cases
 from tests.support.example_counts import examples
 from tests.support.groups import in_groups

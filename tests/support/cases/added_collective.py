@@ -9,14 +9,14 @@ import numpy as np
 
 import funccoll as fc
 from funccoll import P
-from funccoll.collectives import _communicate, mesh_axes
-from funccoll.ir import bind, primitive_named
-from funccoll.primitives.collectives.record import CollectivePrimitive, Lowering, collective
-from funccoll.primitives.collectives.rules import resized
+from funccoll.collectives.functions import _communicate, mesh_axes
+from funccoll.collectives.record import CollectivePrimitive, Lowering, collective
+from funccoll.core.ir import bind, primitive_named
+from funccoll.core.types import ArrayType
+from funccoll.primitives.operand_rules import resized
 from funccoll.schedules import Move
 from funccoll.schedules.collective import KINDS, Kind
 from funccoll.schedules.registry import _ALGORITHMS, algorithm
-from funccoll.types import ArrayType
 
 
 def record() -> CollectivePrimitive:
@@ -56,7 +56,7 @@ def run() -> list[str]:
     schedules()
     x = np.random.default_rng(n).normal(size=(n * 3, 5)).astype(np.float32)
     want = np.concatenate(np.split(x, n)[::-1], axis=1)
-    for mesh in (fc.make_mesh({"d": n}), fc.mesh.Mesh({"d": n}, range(n))):
+    for mesh in (fc.make_mesh({"d": n}), fc.core.mesh.Mesh({"d": n}, range(n))):
 
         def mirrored(x: Any) -> Any:
             return _communicate(primitive, x, mesh_axes("mirrored_gather", "d"), None, along=1)

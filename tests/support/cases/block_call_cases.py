@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 import funccoll as fc
-from funccoll.compiler.per_device import compile_per_device
+from funccoll.compiler.compile_spmd import compile_per_device
 from funccoll.errors import FunccollError
-from funccoll.runtime.shm.collective_group import CollectiveGroup
+from funccoll.transports.shm.collective_group import CollectiveGroup
 
 F4 = np.dtype(np.float32)
 X = np.arange(6, dtype=F4).reshape(2, 3)

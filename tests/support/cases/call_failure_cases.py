@@ -20,8 +20,8 @@ import numpy as np
 
 import funccoll as fc
 from funccoll import P
+from funccoll.core.mesh import Mesh
 from funccoll.errors import FunccollError, RendezvousError
-from funccoll.mesh import Mesh
 
 LATE = 0.1  # seconds
 SIZES = [6, 1 << 15]

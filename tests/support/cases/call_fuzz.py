@@ -30,10 +30,10 @@ import numpy as np
 
 import funccoll as fc
 from funccoll import P
-from funccoll.c_extension import extension
 from funccoll.config import NATIVE
-from funccoll.mesh import Mesh
-from funccoll.runtime.shm import arena, heap, plan
+from funccoll.core.c_extension import extension
+from funccoll.core.mesh import Mesh
+from funccoll.transports.shm import arena, heap, plan
 from tests.support.cases.collective_cases import BF16, has_op, sample
 
 DTYPES = [np.dtype(t) for t in ("f4", "f8", "i4", "?", "c8", "u1")] + [BF16]

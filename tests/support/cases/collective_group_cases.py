@@ -13,12 +13,12 @@ import numpy as np
 import funccoll as fc
 from funccoll import P
 from funccoll.compiler import dispatcher
-from funccoll.mesh import Mesh
-from funccoll.runtime.job.calling_thread import works_for
-from funccoll.runtime.plans import planned_collective
-from funccoll.runtime.shm import collective_group
-from funccoll.runtime.shm.collective_group import CollectiveGroup
-from funccoll.runtime.shm.wait_graph import WaitGraph
+from funccoll.core.mesh import Mesh
+from funccoll.job.calling_thread import works_for
+from funccoll.transports.plans import planned_collective
+from funccoll.transports.shm import collective_group
+from funccoll.transports.shm.collective_group import CollectiveGroup
+from funccoll.transports.shm.wait_graph import WaitGraph
 
 
 def jitted(fn, mesh, in_specs=P("d"), out_specs=P()):

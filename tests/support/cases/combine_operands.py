@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from funccoll.types import bfloat16
+from funccoll.core.types import bfloat16
 
 LENGTH = 3001
 

@@ -9,7 +9,7 @@ import numpy as np
 
 import funccoll as fc
 from funccoll import P, comm_hooks
-from funccoll.mesh import Mesh
+from funccoll.core.mesh import Mesh
 from funccoll.parallel.buckets import Bucket, CommHook
 
 HOOKS: dict[str, Callable[[], Any]] = {

@@ -13,7 +13,8 @@ import traceback
 from pathlib import Path
 
 import funccoll as fc
-from funccoll import cli, machine_profile
+from funccoll.core import machine_profile
+from funccoll.tools import cli
 from tests.support.machine_profiles import profile, times
 
 STATES = {
@@ -82,7 +83,7 @@ def main():
     folder = Path(sys.argv[1])
     prepare(folder)
     for command in cli.COMMANDS:
-        importlib.import_module(f"funccoll.commands.{command}_command")
+        importlib.import_module(f"funccoll.tools.commands.{command}_command")
     gc.freeze()
     found = []
     for words, states in json.loads(sys.argv[2]):

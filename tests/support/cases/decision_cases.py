@@ -9,8 +9,8 @@ import numpy as np
 
 import funccoll as fc
 from funccoll import P
+from funccoll.core.mesh import Mesh
 from funccoll.errors import FunccollError
-from funccoll.mesh import Mesh
 
 F4 = np.float32
 

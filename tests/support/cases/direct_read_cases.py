@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 import funccoll as fc
 from funccoll import P, errors
-from funccoll.machine_profile import DirectReads
-from funccoll.mesh import Mesh
-from funccoll.runtime.job import process_memory
-from funccoll.runtime.job.world import current
-from funccoll.runtime.shm.peer_access import PeerAccess
+from funccoll.core.machine_profile import DirectReads
+from funccoll.core.mesh import Mesh
+from funccoll.job import process_memory
+from funccoll.job.job_context import current
 from funccoll.schedules.streams.instructions import READ_DIRECTLY, Opcode, disassemble
+from funccoll.transports.shm.peer_access import PeerAccess
 from tests.support.cases import process_cases
 
 ALWAYS = DirectReads(1, 1)

@@ -13,9 +13,9 @@ import numpy as np
 
 import funccoll as fc
 from funccoll import P
+from funccoll.core.mesh import Mesh
 from funccoll.errors import FunccollError
-from funccoll.mesh import Mesh
-from funccoll.runtime.job import world
+from funccoll.job import job_context
 
 
 def over(mesh: Mesh, body: Callable[[Any], Any], out: Any = None) -> Any:
@@ -100,7 +100,7 @@ def leaving_early(kind: str) -> list[float]:
     step = over(mesh, lambda x: getattr(fc, kind)(x, "d", root=1), P("d"))
     step(own(mesh, 0))
     if fc.rank() == 2:
-        watch = world.current().watch
+        watch = job_context.current().watch
         end = time.monotonic() + 120
         while watch.failure([0]) is None:
             assert time.monotonic() < end, "rank 0 never left"

@@ -27,7 +27,7 @@ import funccoll as fc
 from funccoll import P
 from funccoll.errors import CollectiveTimeout, PeerFailure, ProgramMismatch, RendezvousError
 from funccoll.kernels.frame import WAITING, WORD
-from funccoll.runtime.shm import arena
+from funccoll.transports.shm import arena
 from tests.support.ranks.failure_ranks import (
     AXES,
     EVERY,

@@ -12,8 +12,8 @@ import numpy as np
 
 import funccoll as fc
 from funccoll import P
-from funccoll.mesh import Mesh
-from funccoll.types import bfloat16
+from funccoll.core.mesh import Mesh
+from funccoll.core.types import bfloat16
 
 X86 = platform.machine() == "x86_64"
 ROUNDINGS = {"upward": 0x800, "downward": 0x400, "toward zero": 0xC00} if X86 else {

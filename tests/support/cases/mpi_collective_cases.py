@@ -18,11 +18,11 @@ import numpy as np
 
 import funccoll as fc
 from funccoll import P
-from funccoll.mesh import Mesh
+from funccoll.core.mesh import Mesh
+from funccoll.job.job_context import transport_of
 from funccoll.primitives.combining import OPS
-from funccoll.runtime.job.world import transport_of
-from funccoll.runtime.mpi_collectives import ALGORITHM, MpiCall
 from funccoll.runtime.transport import load_transport
+from funccoll.transports.mpi.mpi_collectives import ALGORITHM, MpiCall
 
 KINDS = {"sum": "iufc", "mean": "fc", "prod": "iufc", "max": "iufb", "min": "iufb", "and": "iub", "or": "iub", "xor": "iub"}
 """The kinds of dtypes that each reduction has."""

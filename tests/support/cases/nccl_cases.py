@@ -18,14 +18,14 @@ import numpy as np
 import funccoll as fc
 from funccoll import P
 from funccoll.compiler import stages
-from funccoll.mesh import Mesh
+from funccoll.core.mesh import Mesh
+from funccoll.job import job_context
 from funccoll.primitives.combining import fold
-from funccoll.runtime.job import world
-from funccoll.runtime.nccl import watchdog
-from funccoll.runtime.nccl.native import ALGORITHM
-from funccoll.runtime.nccl.nccl_job import NcclJob
-from funccoll.runtime.nccl.nccl_transport import NcclTransport
-from funccoll.runtime.shm.shm_transport import SharedMemoryJob
+from funccoll.transports.nccl import watchdog
+from funccoll.transports.nccl.native import ALGORITHM
+from funccoll.transports.nccl.nccl_job import NcclJob
+from funccoll.transports.nccl.nccl_transport import NcclTransport
+from funccoll.transports.shm.shm_transport import SharedMemoryJob
 from tests.support.cases import process_cases
 from tests.support.cases.collective_cases import HALVES
 from tests.support.fakes import fake_nccl
@@ -50,7 +50,7 @@ def make_mesh(axes: Mapping[str, int]) -> Mesh:
 
 @functools.cache
 def _mesh(axes: tuple[tuple[str, int], ...]) -> Mesh:
-    host = world.make_mesh(dict(axes))
+    host = job_context.make_mesh(dict(axes))
     transport = NcclTransport(nccl_job(), host.transport)
     return Mesh(host.shape, range(host.size), process=host.process, transport=transport)
 
@@ -246,7 +246,7 @@ def before(what: str) -> None:
         nccl_job().gpu.wait()
         hosts()
 
-    hosts = fc.jit(lambda: fc.barrier("d"), mesh=world.make_mesh({"d": fc.world_size()}))
+    hosts = fc.jit(lambda: fc.barrier("d"), mesh=job_context.make_mesh({"d": fc.world_size()}))
     process_cases.settle = settle
     process_cases.failure(what)
     nccl_job().end()

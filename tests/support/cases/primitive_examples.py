@@ -16,9 +16,9 @@ import numpy as np
 import optree
 
 import funccoll as fc
-from funccoll.ir import Equation, Primitive, bind, evaluate
+from funccoll.core.ir import Equation, Primitive, bind, evaluate
+from funccoll.core.types import type_of
 from funccoll.tracing.trace import stage
-from funccoll.types import type_of
 from tests.support.cases.all_numpy_cases import CASES
 from tests.support.cases.numpy_cases import SMOOTH
 

@@ -21,9 +21,9 @@ import numpy as np
 
 import funccoll as fc
 from funccoll import P, errors
+from funccoll.core.mesh import Mesh
 from funccoll.kernels.cpu import combine_address
-from funccoll.mesh import Mesh
-from funccoll.runtime.plans import staging
+from funccoll.transports.plans import staging
 from tests.support.cases.collective_cases import (
     CASES,
     COMPLEX,

@@ -9,7 +9,7 @@ import numpy as np
 
 import funccoll as fc
 from funccoll import P
-from funccoll.mesh import Mesh, Sharding
+from funccoll.core.mesh import Mesh, Sharding
 
 
 def spec(axes: list[str], ndim: int, rng: random.Random) -> P:

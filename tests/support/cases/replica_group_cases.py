@@ -11,10 +11,10 @@ import numpy as np
 
 import funccoll as fc
 from funccoll.compiler.choose_schedules import schedules_of
-from funccoll.ir import Equation, Var
-from funccoll.mesh import Mesh, ReplicaGroups
+from funccoll.core.ir import Equation, Var
+from funccoll.core.mesh import Mesh, ReplicaGroups
+from funccoll.job.job_context import transport_of
 from funccoll.runtime.collective_call import CollectiveCall
-from funccoll.runtime.job.world import transport_of
 from tests.support.spmd import per_device
 
 AXES = {"a": 2, "d": 2}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import funccoll as fc
-from funccoll.primitives.collectives.record import lowering
+from funccoll.collectives.record import lowering
 from funccoll.schedules.streams.interpret import interpret
 from tests.support.spmd import per_device
 

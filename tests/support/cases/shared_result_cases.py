@@ -19,10 +19,10 @@ import numpy as np
 
 import funccoll as fc
 from funccoll import P
-from funccoll.mesh import Mesh
-from funccoll.runtime.shm import arena, heap, lending, plan
-from funccoll.runtime.shm.arena import LENDABLE
-from funccoll.runtime.shm.recorded_kernel import RecordedKernel
+from funccoll.core.mesh import Mesh
+from funccoll.transports.shm import arena, heap, lending, plan
+from funccoll.transports.shm.arena import LENDABLE
+from funccoll.transports.shm.recorded_kernel import RecordedKernel
 
 COUNT = LENDABLE // 4 + 1000
 assert COUNT % 8 == 0

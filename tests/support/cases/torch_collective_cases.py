@@ -17,7 +17,7 @@ import torch
 
 import funccoll as fc
 import funccoll.torch as ft
-from funccoll.compiler.per_device import compile_per_device
+from funccoll.compiler.compile_spmd import compile_per_device
 from funccoll.torch.tensors import as_array, as_tensor
 from tests.support.cases import collective_cases
 from tests.support.cases.collective_cases import CASES, COMPLEX, DTYPES, dtypes_of, sample

@@ -200,7 +200,7 @@ def gradients_are_means() -> None:
 
 def same_on_all_ranks(values: list[torch.Tensor]) -> None:
     """Compare bits."""
-    from funccoll.runtime.job.process_allgather import gather_text
+    from funccoll.job.process_allgather import gather_text
 
     mesh = fc.make_mesh({"data": fc.world_size()})
     texts = gather_text(mesh, "".join(v.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes().hex() for v in values))

@@ -22,9 +22,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import funccoll as fc
-from funccoll.runtime.cuda import cublas, job_gpus
+from funccoll.platforms.gpu import cublas
 from funccoll.torch import DistributedDataParallel, tensor_memory
 from funccoll.torch.reducer import Reducer
+from funccoll.transports.cuda import job_gpus
 from tests.support.fakes import fake_cuda, fake_cupy, fake_nccl, fake_torch_device
 from tests.support.fakes.fake_cublas import FakeCublas
 from tests.support.fakes.fake_torch_device import DeviceTensor, move, to_device, to_host
@@ -57,7 +58,7 @@ def begin() -> None:
     runtime: Any = fake_cupy.cuda.runtime
     runtime.hostRegister = runtime.hostUnregister = lambda *arguments: None
     runtime.pointerGetAttributes = lambda pointer: type("Attributes", (), {"devicePointer": pointer, "type": 0})
-    cupy_gpu: Any = importlib.import_module("funccoll.runtime.cuda.cupy_gpu")
+    cupy_gpu: Any = importlib.import_module("funccoll.platforms.gpu.cupy_gpu")
     put(cupy_gpu, CupyKernels=fake_cupy.Kernels, _load_driver=lambda: fake_cuda.LIBCUDA)
     put(cublas, find_library=lambda version: FakeCublas())
     put(job_gpus, load_nccl=lambda: fake_nccl, _STAGING=1.0)  # NCCL for all that it has

@@ -18,7 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
 )
 
 import funccoll as fc
-from funccoll.mesh import Mesh
+from funccoll.core.mesh import Mesh
 from funccoll.parallel.buckets import CommHook
 from funccoll.torch import DistributedDataParallel, GradBucket
 from tests.support.cases.torch_ddp_cases import close, gradients, mean_gradients, same_on_all_ranks, told

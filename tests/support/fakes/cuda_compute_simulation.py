@@ -223,7 +223,7 @@ def fake_kernels() -> Any:
     cupy.cuda.function = types.ModuleType("cupy.cuda.function")
     cupy.cuda.function.Module = FakeModule
     sys.modules |= {"cupy": cupy, "cupy.cuda": cupy.cuda, "cupy.cuda.function": cupy.cuda.function}
-    from funccoll.runtime.cuda import cupy_kernels
+    from funccoll.platforms.gpu import cupy_kernels
 
     def load(name: str, dtype: np.dtype | None, cc: tuple[int, int]) -> tuple[str, bytes]:
         assert cc == (10, 0)

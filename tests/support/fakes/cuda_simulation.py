@@ -22,16 +22,16 @@ from unittest import mock
 import numpy as np
 
 import funccoll as fc
+from funccoll.core.mesh import Mesh
 from funccoll.kernels import block
 from funccoll.kernels.block import VECTOR_BYTES
 from funccoll.kernels.cuda import Combine, Scope, kernel_template
 from funccoll.kernels.cuda_compiler import Operations
 from funccoll.kernels.frame import BUDGET_SPENT, FAILED, FINISHED, WAITING, WORD
 from funccoll.kernels.reductions import Machine
-from funccoll.mesh import Mesh
-from funccoll.runtime.array_library import NUMPY
-from funccoll.runtime.cuda.captured_program import GraphCache
-from funccoll.runtime.cuda.virtual_devices import VirtualGpuTransport
+from funccoll.platforms.array_library import NUMPY
+from funccoll.platforms.gpu.captured_program import GraphCache
+from funccoll.transports.cuda.virtual_devices import VirtualGpuTransport
 from tests.support.cases import process_cases
 from tests.support.cases.collective_cases import dtypes_of
 from tests.support.fakes.thread_order import ACQUIRE, READ, RELEASE, SHARED_WITH_OTHERS, WRITE, ThreadOrder, check_scope

@@ -16,9 +16,9 @@ import numpy as np
 
 import funccoll as fc
 from funccoll import P
+from funccoll.core.mesh import Mesh
 from funccoll.kernels import block
-from funccoll.mesh import Mesh
-from funccoll.runtime.cuda.virtual_devices import VirtualGpuTransport
+from funccoll.transports.cuda.virtual_devices import VirtualGpuTransport
 from tests.support.cases.process_cases import virtual
 from tests.support.fakes.cuda_simulation import MEMORY, SimulatedGpu
 

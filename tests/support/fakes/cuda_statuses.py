@@ -9,8 +9,8 @@ import numpy as np
 
 import funccoll as fc
 from funccoll import P
-from funccoll.mesh import Mesh
-from funccoll.runtime.cuda.virtual_devices import VirtualGpuTransport
+from funccoll.core.mesh import Mesh
+from funccoll.transports.cuda.virtual_devices import VirtualGpuTransport
 from tests.support.cases.process_cases import virtual
 from tests.support.fakes.cuda_simulation import SimulatedGpu
 

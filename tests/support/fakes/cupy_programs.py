@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 import funccoll as fc
-from funccoll import ir
+from funccoll.compiler.passes.buffers import plan_buffers
 from funccoll.compiler.stages import Lowered
-from funccoll.ir import Literal, Program
-from funccoll.passes.buffers import plan_buffers
+from funccoll.core import ir
+from funccoll.core.ir import Literal, Program
+from funccoll.platforms.gpu.cublas import Cublas
+from funccoll.platforms.gpu.cupy_library import CupyLibrary
 from funccoll.primitives import decompositions, fourier, least_squares, linear_systems, special
-from funccoll.runtime.cuda.cublas import Cublas
-from funccoll.runtime.cuda.cupy_library import CupyLibrary
 from tests.support.fakes import fake_cupy
 from tests.support.fakes.fake_cublas import FakeCublas, cublas
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from funccoll.runtime.cuda.cublas import Cublas
+from funccoll.platforms.gpu.cublas import Cublas
 from tests.support.fakes import fake_cupy
 from tests.support.fakes.fake_cupy import BFLOAT16
 

@@ -26,7 +26,7 @@ from contextlib import suppress
 import ml_dtypes
 import numpy as np
 
-from funccoll.runtime.array_library import NUMPY
+from funccoll.platforms.array_library import NUMPY
 
 NCCL_INT8, NCCL_UINT8, NCCL_INT32, NCCL_UINT32, NCCL_INT64, NCCL_UINT64 = range(6)
 NCCL_FLOAT16, NCCL_FLOAT32, NCCL_FLOAT64, NCCL_BFLOAT16 = range(6, 10)

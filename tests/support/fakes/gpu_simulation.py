@@ -20,8 +20,9 @@ from tests.support.fakes.thread_order import SHARED_WITH_OTHERS
 
 sys.modules.update(fake_cuda.modules())
 
-from funccoll.runtime.cuda import cublas, cupy_gpu, virtual_devices
-from funccoll.runtime.cuda.captured_program import CapturedProgram
+from funccoll.platforms.gpu import cublas, cupy_gpu
+from funccoll.platforms.gpu.captured_program import CapturedProgram
+from funccoll.transports.cuda import virtual_devices
 
 
 def install(simulated: cuda_simulation.SimulatedGpu) -> None:

@@ -27,9 +27,9 @@ import numpy as np
 
 import funccoll as fc
 from funccoll import P
-from funccoll.mesh import Mesh
-from funccoll.runtime.cuda import peer_memory, peer_segments
-from funccoll.runtime.cuda.peer_memory import PeerMemoryTransport
+from funccoll.core.mesh import Mesh
+from funccoll.transports.cuda import peer_memory, peer_segments
+from funccoll.transports.cuda.peer_memory import PeerMemoryTransport
 from tests.support.cases import process_cases
 from tests.support.cases.collective_cases import dtypes_of
 from tests.support.fakes.cuda_simulation import SimulatedGpu, set_word, word

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from funccoll.mesh import Mesh, Sharding
+from funccoll.core.mesh import Mesh, Sharding
+from funccoll.platforms.host_device import HostDevice
 from funccoll.runtime.collective_call import CollectiveCall, bind_arguments
-from funccoll.runtime.host_device import HostDevice
 from funccoll.runtime.transport import FunctionExecutable, Transport
 from funccoll.schedules.chunk_layout import ChunkLayout, FlatBuffers
 from funccoll.schedules.reference_memory import reference_memory

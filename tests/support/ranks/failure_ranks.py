@@ -20,11 +20,11 @@ import numpy as np
 
 import funccoll as fc
 from funccoll import P
+from funccoll.core.mesh import Mesh
+from funccoll.job import job_context
 from funccoll.kernels.frame import WORD
-from funccoll.mesh import Mesh
-from funccoll.runtime.job import world
-from funccoll.runtime.plans import staging
-from funccoll.runtime.shm.collective_group import CollectiveGroup
+from funccoll.transports.plans import staging
+from funccoll.transports.shm.collective_group import CollectiveGroup
 from tests.support.ranks.rank_server import build
 
 AXES = {2: {"a": 2, "b": 1}, 3: {"a": 3, "b": 1}, 4: {"a": 2, "b": 2}, 8: {"a": 4, "b": 2}}
@@ -134,7 +134,7 @@ def held() -> tuple[int, int, int]:
 
 def resources() -> dict[str, int]:
     """What this process has of what could grow."""
-    joined = world.current()
+    joined = job_context.current()
     assert joined is not None
     descriptors, threads, _ = held()
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -224,7 +224,7 @@ def dying(where: str) -> None:
     """This process dies when it comes to a place in our code: a module's function, or the n-th call of it."""
     name, _, number = where.partition(" ")
     module = name.split(".")[0]
-    places = [f"funccoll.runtime.{package}.{module}" for package in ("job", "shm")]
+    places = [f"funccoll.{package}.{module}" for package in ("job", "transports.shm")]
     owner: Any = importlib.import_module(next(place for place in places if importlib.util.find_spec(place)))
     *path, last = name.split(".")[1:]
     for part in path:

@@ -12,9 +12,9 @@ import os
 import time
 from pathlib import Path
 
-from funccoll.runtime.job import world
-from funccoll.runtime.job.across_hosts import meet_hosts
-from funccoll.runtime.shm.shm_transport import SharedMemoryJob
+from funccoll.job import job_context
+from funccoll.job.across_hosts import meet_hosts
+from funccoll.transports.shm.shm_transport import SharedMemoryJob
 
 HOSTS, FOLDER, NAMESPACE = "TEST_HOSTS", "TEST_FOLDER", "TEST_NAMESPACE"
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET, <sched.h>

@@ -13,7 +13,7 @@ import numpy as np
 
 import funccoll as fc
 from funccoll import P
-from funccoll.runtime.cuda import gpu, job_gpus
+from funccoll.transports.cuda import cuda_transport, job_gpus
 from tests.support.cases import process_cases
 from tests.support.fakes import fake_nccl, peer_simulation
 
@@ -30,7 +30,7 @@ class JobGpu(peer_simulation.PeerSimulatedGpu):
 
 def install(seed: int, shared: bool = False) -> None:
     simulated = JobGpu(seed + fc.rank(), f"0000:{0 if shared else fc.rank():02x}:00.0")
-    gpu.current_gpu = lambda rank=None: simulated  # type: ignore[assignment]
+    cuda_transport.current_gpu = lambda rank=None: simulated  # type: ignore[assignment]
     job_gpus.load_nccl = lambda: fake_nccl
 
 
@@ -82,6 +82,6 @@ def main(case: str, seed: int) -> None:
     if case in ("transports", "refusals"):
         globals()[case]()
     else:
-        same = PublicInterface(gpu.current_gpu())
+        same = PublicInterface(cuda_transport.current_gpu())
         process_cases.CASES_BY_NAME[case](fc.world_size(), same)
         print(f"{same.programs} programs")

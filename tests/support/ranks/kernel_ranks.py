@@ -7,14 +7,14 @@ import time
 
 import numpy as np
 
+from funccoll.core.mesh import abstract_mesh
 from funccoll.kernels.cpu import interpreter
 from funccoll.kernels.frame import ACCUMULATOR_BYTES, WAITING, WORD
-from funccoll.mesh import abstract_mesh
 from funccoll.runtime.collective_call import CollectiveCall, Operand
-from funccoll.runtime.plans.control_block import Cells, Communicator, ControlBlock
-from funccoll.runtime.shm.plan import build_plan
 from funccoll.schedules.chunk_layout import ChunkLayout
 from funccoll.schedules.schedule import Schedule
+from funccoll.transports.plans.control_block import Cells, Communicator, ControlBlock
+from funccoll.transports.shm.plan import build_plan
 
 __all__ = ["MEMORY", "Rank", "RankMemory"]
 

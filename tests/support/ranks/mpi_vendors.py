@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from funccoll.runtime.job.mpirun import Mpirun, find_mpirun, passed_on
+from funccoll.job.mpirun import Mpirun, find_mpirun, passed_on
 
 VENDORS = ("openmpi", "mpich")
 

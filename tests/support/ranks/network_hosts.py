@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from funccoll.runtime.job.host import dying_with_parent
+from funccoll.job.host import dying_with_parent
 from tests.support.ranks import mpi_vendors
 
 AGENT = Path(__file__).with_name("enter_host.sh")

@@ -25,13 +25,13 @@ import numpy as np
 from funccoll import api  # noqa: F401 (for the ranks that are forked)
 from funccoll.config import BLAS_THREADS
 from funccoll.errors import ScheduleError
+from funccoll.job.handshake import installation
 from funccoll.kernels.cpu import combine_address, interpreter
-from funccoll.runtime import array_library, blas, fused_step  # noqa: F401 (too)
-from funccoll.runtime.job.hello import installation
-from funccoll.runtime.shm import collective_group, communicators, shm_transport  # noqa: F401 (too)
+from funccoll.platforms import array_library, blas, fused_step  # noqa: F401 (too)
 from funccoll.schedules.collective import KINDS
 from funccoll.schedules.model.select import select as select_schedule
 from funccoll.schedules.shared_results import with_one_result
+from funccoll.transports.shm import collective_group, communicators, shm_transport  # noqa: F401 (too)
 
 
 class Server:

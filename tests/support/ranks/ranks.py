@@ -27,7 +27,7 @@ from tests.support.processes_left import VARIABLE
 PRELUDE = """
 import os, signal, sys, threading, time
 import numpy as np
-from funccoll.runtime.job import world
+from funccoll.job import job_context
 def say(*words):
     print(*words, flush=True)
 def hear():
@@ -39,17 +39,17 @@ def sure(condition, seconds=120.0):
             raise TimeoutError("never")
         time.sleep(0.001)
 """
-JOIN = PRELUDE + "w = world.init()\nrank = w.rank\nsay('in')\n"
+JOIN = PRELUDE + "w = job_context.init()\nrank = w.rank\nsay('in')\n"
 STAY = JOIN + "hear()\n"
 # Before JOIN, in rank 0: which ranks have come so far, each time that one comes or goes.
 SAYS_WHO_COMES = """
-import funccoll.runtime.job.coordinator
+import funccoll.job.coordinator
 def told(word, real):
     def call(self, channel):
         real(self, channel)
         print(word, sorted(self.arrived), flush=True)
     return call
-coordinator = funccoll.runtime.job.coordinator.Coordinator
+coordinator = funccoll.job.coordinator.Coordinator
 coordinator._admit = told("hello of", coordinator._admit)
 coordinator._gone = told("gone, and left are", coordinator._gone)
 """

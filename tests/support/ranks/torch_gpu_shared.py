@@ -22,7 +22,7 @@ def install(simulated: peer_simulation.PeerSimulatedGpu) -> None:
     """Let `CupyGpu` launch the kernel in the simulator, and map the simulator's segments; all ranks name one GPU."""
     cases.begin()
     fake_cuda.Device.pci_bus_id = "0000:07:00.0"
-    from funccoll.runtime.cuda import cupy_gpu
+    from funccoll.platforms.gpu import cupy_gpu
 
     def load_kernel(combines: Any, cc: Any, scope: Any) -> tuple[str, bytes]:
         code = repr((scope, [(op, dtype.name) for op, dtype in combines])).encode()

@@ -21,7 +21,7 @@ import torch.multiprocessing as mp
 
 import funccoll as fc
 from funccoll.errors import FunccollError
-from funccoll.runtime.job import torch_group
+from funccoll.job import torch_group
 from funccoll.torch import DistributedDataParallel
 
 
@@ -70,12 +70,12 @@ def averages(rank: int, folder: str) -> None:
         assert "has only virtual devices of this process: it was made at" in text and "torch_group_jobs.py:" in text, text
         assert f"This is rank {rank} of 2 by now: make the mesh after that." in text, text
     assert gradient(rank) == 1.5
-    runs = [fc.runtime.job.world.current_job().run]
+    runs = [fc.job.job_context.current_job().run]
     assert summed(fc.make_mesh({"d": 2}), 2) == 1.0
     fc.finalize()
     assert (fc.rank(), fc.world_size()) == (rank, 2)
     fc.init()
-    runs.append(fc.runtime.job.world.current_job().run)
+    runs.append(fc.job.job_context.current_job().run)
     assert len(set(runs)) == 2
     found: list[object] = [None, None]
     dist.all_gather_object(found, runs)

@@ -15,7 +15,7 @@ from jaxtyping import Float
 
 import funccoll as fc
 from funccoll import P, Sharding
-from funccoll.c_extension import extension
+from funccoll.core.c_extension import extension
 from tests.support.groups import in_groups
 from tests.support.misuse import LINE, X
 
@@ -363,6 +363,22 @@ def test_pickle_carries_the_value():
     step = identity(P("data", "model"))
     assert same(step(copy), GRID)
     assert pickle.loads(pickle.dumps(arr)).layout is copy.layout is deepcopy(arr).layout  # known to every call's cache
+
+
+def test_pickles_of_the_first_layout_load():
+    """Meshes and arrays that were pickled when `core/mesh.py` was `mesh.py`."""
+    devices = b"c__builtin__\nxrange\nK\x00K\x02K\x01\x87R"
+    mesh = b"\x80\x02cfunccoll.mesh\nMesh\n(}X\x01\x00\x00\x00dK\x02s" + devices + b"NNX\x03\x00\x00\x00cpu)tR"
+    spec = b"cfunccoll.mesh\nP\nX\x01\x00\x00\x00d\x85\x81"
+    rest = b"X\x07\x00\x00\x00varyingc__builtin__\nfrozenset\n]X\x01\x00\x00\x00da\x85Rub"
+    sharding = b"cfunccoll.mesh\nSharding\n)\x81}(X\x04\x00\x00\x00mesh" + mesh[2:] + b"X\x04\x00\x00\x00spec" + spec + rest
+    dtype = b"cnumpy\ndtype\nX\x02\x00\x00\x00f8\x89\x88\x87R"
+    layout = b"cfunccoll.arrays.array_layout\nlayout_of\n(K\x02\x85" + dtype + sharding + b"NtR"
+    blocks = b"](cnumpy\narray\n]G\x00\x00\x00\x00\x00\x00\x00\x00a\x85Rcnumpy\narray\n]G@\x00\x00\x00\x00\x00\x00\x00a\x85Re"
+    assert pickle.loads(mesh + b".") == fc.make_mesh({"d": 2})
+    assert pickle.loads(b"\x80\x02" + spec + b".") == fc.P("d")
+    array = pickle.loads(b"\x80\x02cfunccoll.arrays.array\nArray\n" + layout + blocks + b"\x86R.")
+    assert np.array_equal(array, [0.0, 2.0]) and array.sharding.spec == fc.P("d")
 
 
 def test_a_donated_array_is_not_pickled():

@@ -15,10 +15,10 @@ import funccoll as fc
 from funccoll import P
 from funccoll.arrays.array import Array
 from funccoll.arrays.array_layout import ArrayLayout, layout_of
-from funccoll.c_extension import extension
 from funccoll.compiler import callers
 from funccoll.compiler.callers import MOST_CALLERS, PythonDispatch, make_caller
-from funccoll.mesh import Sharding
+from funccoll.core.c_extension import extension
+from funccoll.core.mesh import Sharding
 from tests.support.groups import in_groups
 
 pytestmark = pytest.mark.usefixtures("small_collections")

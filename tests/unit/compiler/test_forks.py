@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import funccoll as fc
+from funccoll.core.weak_values import WeakValues
 from funccoll.runtime import recorder
-from funccoll.weak_values import WeakValues
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

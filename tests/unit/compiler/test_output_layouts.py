@@ -13,9 +13,9 @@ import funccoll as fc
 from funccoll import P, optim
 from funccoll.compiler.layout_rules import rule_of
 from funccoll.compiler.output_layouts import CONTROL_RULES
-from funccoll.custom_primitives import USERS_PRIMITIVES
+from funccoll.core.ir import _PRIMITIVES
 from funccoll.errors import OutSpecsError, PytreeError
-from funccoll.ir import _PRIMITIVES
+from funccoll.transforms.custom_primitives import USERS_PRIMITIVES
 from tests.support.cases.layout_programs import MESH, random_program
 from tests.support.groups import in_groups
 from tests.support.misuse import wrong

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import funccoll as fc
 from funccoll import P
+from funccoll.core.mesh import Mesh
 from funccoll.errors import DeletedArrayError, MeshError, ShardingError, TraceError
-from funccoll.mesh import Mesh
 from tests.support.cases import redistribute_cases as cases
 from tests.support.example_counts import examples
 from tests.support.misuse import run, wrong

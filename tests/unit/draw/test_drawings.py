@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 import funccoll as fc
 from funccoll import P, draw
+from funccoll.core.timeline import ACTIVITIES, Span, Timeline
 from funccoll.draw.page_layout import wrapped
 from funccoll.draw.scene import Arrows, Boxes, spread
 from funccoll.draw.themes import LEAST_CONTRAST, THEMES, contrast, find_theme, series
 from funccoll.errors import DrawingError, FunccollError, MissingPackageError, ScheduleError, ShardingError
 from funccoll.schedules import Topology, algorithms, build
 from funccoll.schedules.collective import KINDS
-from funccoll.timeline import ACTIVITIES, Span, Timeline
 from tests.support.oracles.drawing_checks import arrows_between, check_drawing, moves_between, pairs_apart
 
 
@@ -438,7 +438,7 @@ def boxes_of(drawing):
 
 
 def test_program_has_a_box_for_each_equation_and_an_arrow_for_each_value_read(mesh):
-    from funccoll.ir import Var
+    from funccoll.core.ir import Var
 
     stage, _ = training_step(mesh)
     program = stage.program

@@ -152,7 +152,7 @@ def in_processes(count: int, body) -> list[int]:
 def test_processes_execute_the_streams(p, non_temporal, all_sizes, monkeypatch):
     """Every algorithm, five times in a row, with one element or many: in turn with two and four ranks."""
     if non_temporal:
-        monkeypatch.setattr("funccoll.runtime.plans.planned_collective.NON_TEMPORAL", 0)
+        monkeypatch.setattr("funccoll.transports.plans.planned_collective.NON_TEMPORAL", 0)
     interpreter(0)
     rng, cases = np.random.default_rng(1), []
     sizes = (1, np.dtype("i4")), (1000, np.dtype("f4"))

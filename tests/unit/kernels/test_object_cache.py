@@ -155,7 +155,7 @@ def test_where_nothing_is_given_it_is_beside_the_package_or_at_home(monkeypatch,
 
 STRANGER = """
 import os, sys, warnings
-import numpy, funccoll.runtime.shm.heap, importlib.metadata
+import numpy, funccoll.transports.shm.heap, importlib.metadata
 import funccoll.kernels.object_cache as cache
 os.setgroups([]); os.setgid(54321); os.setuid(54321)
 warnings.simplefilter("error")

@@ -15,12 +15,12 @@ import optree
 import pytest
 
 import funccoll as fc
+from funccoll.core.ir import evaluate
+from funccoll.core.types import type_of
 from funccoll.errors import InPlaceError
-from funccoll.ir import evaluate
 from funccoll.ops import FUNCTIONS
 from funccoll.ops.registry import is_traced, qualified_name
 from funccoll.tracing.trace import stage
-from funccoll.types import type_of
 from tests.support.groups import in_groups
 
 rng = np.random.default_rng(11)

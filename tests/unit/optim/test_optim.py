@@ -546,8 +546,8 @@ def test_a_norm_of_whole_gradients_needs_no_axis(mesh):
 
 @pytest.mark.parametrize("name", ["sgd_l2", "momentum", "nesterov", "adam", "amsgrad", "adamw"])
 def test_the_rule_of_cupy(name):
-    from funccoll.ir import Literal
-    from funccoll.runtime.cuda.cupy_library import CupyLibrary
+    from funccoll.core.ir import Literal
+    from funccoll.platforms.gpu.cupy_library import CupyLibrary
     from tests.support.fakes import fake_cupy
 
     held = CupyLibrary(fake_cupy, fake_cupy.Kernels(), fake_cupy.special)

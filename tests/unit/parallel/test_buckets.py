@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from funccoll.core.types import ArrayType
 from funccoll.parallel.buckets import assign_buckets
-from funccoll.types import ArrayType
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 TYPES = st.builds(lambda n, dtype: ArrayType((n,), dtype), st.integers(0, 12), st.sampled_from([F32, F64]))

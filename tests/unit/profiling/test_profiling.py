@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import funccoll as fc
-from funccoll import P, cli
+from funccoll import P
 from funccoll.errors import ProfileError
 from funccoll.profiling import SPLIT, Profile, runs_of
 from funccoll.profiling.causes import blame_of
@@ -28,6 +28,7 @@ from funccoll.profiling.rank_record import (
     read_rank,
 )
 from funccoll.runtime.recorder import CALL, RECORDING, SAMPLE, RowFile
+from funccoll.tools import cli
 from tests.support.ranks.ranks import JOIN, Ranks
 
 MS = 1_000_000

@@ -12,7 +12,7 @@ import funccoll as fc
 from funccoll import P, random
 from funccoll.errors import DTypeError, ShapeError, UnsupportedError
 from funccoll.primitives import randomness
-from funccoll.random import choices, floats
+from funccoll.random import continuous, discrete
 from tests.support.cases.numpy_cases import BF16
 from tests.support.groups import in_groups
 from tests.support.oracles.numpy_oracle import assert_same, numerical
@@ -121,7 +121,7 @@ def test_scaling_is_exact():
     count[:100] >>= np.uint64(40)
     first[200:] = np.uint64(2**64 - 1)
     second[250:] = np.uint64(2**64 - 1)
-    got = choices._scaled(first, second, count)
+    got = discrete._scaled(first, second, count)
     assert got.tolist() == [int(c) * ((int(a) << 64) + int(b)) >> 128 for a, b, c in zip(first, second, count)]
 
 
@@ -176,7 +176,7 @@ def test_positions_by_bisection():
     total = np.cumsum(np.array([0.1, 0.0, 0.4, 0.0, 0.5, 0.0]))
     u = np.array([0, 0.05, total[0], np.nextafter(total[2], 0), total[2], 0.75, np.nextafter(total[-1], 0)])
     for size in range(1, 7):
-        got = choices._position(total[:size], u)
+        got = discrete._position(total[:size], u)
         assert got.tolist() == np.minimum(np.searchsorted(total[:size], u, side="right"), size - 1).tolist()
 
 
@@ -255,10 +255,10 @@ def test_gamma_has_no_gradient():
 def test_the_normal_distribution_to_its_digits():
     """Φ against libm's erfc, and the quantile as its inverse."""
     x = np.concatenate([np.linspace(-37, 8, 400), [-4, np.nextafter(-4, -5), -np.inf, np.inf, 0]])
-    np.testing.assert_allclose(floats._normal_cdf(x), normal_cdf(x), rtol=1e-11)
+    np.testing.assert_allclose(continuous._normal_cdf(x), normal_cdf(x), rtol=1e-11)
     p = np.concatenate([10.0 ** -np.arange(1, 300, 7), np.linspace(0.01, 0.99, 99), [0.075, 0.925]])
-    np.testing.assert_allclose(normal_cdf(floats._normal_quantile(p)), p, rtol=1e-12)
-    assert floats._normal_quantile(np.array([0.0, 0.5, 1.0])).tolist() == [-np.inf, 0, np.inf]
+    np.testing.assert_allclose(normal_cdf(continuous._normal_quantile(p)), p, rtol=1e-12)
+    assert continuous._normal_quantile(np.array([0.0, 0.5, 1.0])).tolist() == [-np.inf, 0, np.inf]
 
 
 def test_truncated_normal():

@@ -11,7 +11,7 @@ import pytest
 
 import funccoll as fc
 from funccoll import P
-from funccoll.runtime.job.world import transport_of
+from funccoll.job.job_context import transport_of
 from tests.support.ranks.ranks import launch
 
 X = np.arange(8.0)
@@ -182,7 +182,8 @@ def test_no_depth_of_recursion_is_left_to_note_an_exception():
 
 
 @pytest.mark.parametrize("where", [
-    "funccoll.runtime.codegen.GeneratedProgram._progress", "funccoll.runtime.shm.shm_transport.current_source",
+    "funccoll.compiler.codegen.generated_program.GeneratedProgram._progress",
+    "funccoll.transports.shm.shm_transport.current_source",
 ])  # fmt: skip
 def test_a_second_interrupt_while_an_exception_is_noted(where):
     for told in launch(interrupted_while_it_is_noted, 2, where):

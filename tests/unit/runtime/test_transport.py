@@ -11,9 +11,9 @@ from hypothesis import given, settings
 
 import funccoll as fc
 from funccoll import P
-from funccoll.ir import Program
-from funccoll.mesh import Mesh
-from funccoll.passes import buffers
+from funccoll.compiler.passes import buffers
+from funccoll.core.ir import Program
+from funccoll.core.mesh import Mesh
 from funccoll.runtime.transport import load_transport
 from tests.support.cases.collective_cases import CASES, dtypes_of, sample
 from tests.support.cases.step_programs import STEPS, program

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import funccoll as fc
+from funccoll.collectives.record import lowering
+from funccoll.core.machine_profile import MachineProfile, NetworkParameters
 from funccoll.errors import ScheduleError
-from funccoll.machine_profile import MachineProfile, NetworkParameters
-from funccoll.primitives.collectives.record import lowering
 from funccoll.schedules import Topology, build, explain, select
 from funccoll.schedules.collective import KINDS
 from funccoll.schedules.model.select import candidates

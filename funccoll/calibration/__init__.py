@@ -1,1 +1,0 @@
-"""Calibration: measuring this host's collectives, and fitting the cost model's parameters to the times."""

@@ -1,0 +1,41 @@
+"""The collectives: a record for each, one file each in one fixed order, and the public functions, which validate and bind.
+
+They import `primitives`, `ops` and `tracing`.
+
+Every collective takes k operands as one logical operation. `axes` are mesh axes, `size` the number p of
+devices along them, `algorithm` the schedule's name (None until the compiler chooses). A reference takes the
+shards of one group of devices in axis order (first axis outermost) and returns the shards of its outputs: p of
+them, or one when the output does not vary over `axes`. It combines as a left fold in that order, an order
+that schedules may have as well.
+
+In the files' costs n is the larger of one device's input and output in bytes; α is the time to start a message, β that
+per byte, γ that per reduced byte. The bounds hold where a device sends and receives one message at a time: Chan,
+Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice, and experience", 2007. The
+algorithms, each with its own cost, are in `schedules/library/`.
+"""
+
+from __future__ import annotations
+
+from ..primitives.varying import axis_index_p, own_slice_p, pvary_p
+from .all_gather import all_gather_p
+from .all_reduce import all_reduce_p
+from .all_to_all import all_to_all_p
+from .barrier import barrier_p
+from .broadcast import broadcast_p
+from .gather import gather_p
+from .permute import permute_p
+from .record import CollectivePrimitive
+from .reduce import reduce_p
+from .reduce_scatter import reduce_scatter_p
+from .scatter import scatter_p
+
+__all__ = [
+    "COLLECTIVES", "CollectivePrimitive", "all_gather_p", "all_reduce_p", "all_to_all_p", "axis_index_p", "barrier_p",
+    "broadcast_p", "gather_p", "own_slice_p", "permute_p", "pvary_p", "reduce_p", "reduce_scatter_p", "scatter_p",
+]  # fmt: skip
+
+COLLECTIVES = (
+    all_reduce_p, all_gather_p, reduce_scatter_p, all_to_all_p, permute_p, broadcast_p, reduce_p, gather_p,
+    scatter_p, barrier_p,
+)  # fmt: skip
+"""Every primitive that communicates."""

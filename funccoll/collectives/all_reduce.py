@@ -1,0 +1,95 @@
+"""all_reduce: every device gets the reduction of all devices' values.
+
+Cost: at least ⌈log₂ p⌉α + 2n(p−1)/p β + n(p−1)/p γ (Chan et al. 2007), a reduce_scatter and an all_gather in a row. On
+one host each device reads its part of all values and writes the result to all: 2pn bytes of memory traffic, the minimum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..core.ir import bind, primitive_named
+from ..core.types import ArrayType
+from ..primitives.combining import OPS_OF_COPIES, Shards
+from ..primitives.operand_rules import check_op, communicate, together
+from ..primitives.reductions import product_of_others
+from ..primitives.varying import spread
+from .record import Combine, Lowering, OfCopies, collective, in_axis_order
+
+__all__ = ["all_reduce_p", "gradient_of_reduction", "tangents_of_reduction"]
+
+
+def _infer(x: ArrayType, *, axes: tuple[str, ...], op: str, size: int) -> ArrayType:
+    check_op("all_reduce", x, op)
+    return x.vary(x.varying - set(axes))
+
+
+def _reference(shards: Shards, *, op: str, combine: Combine = in_axis_order, **_: Any) -> list[Any]:
+    return [combine(0, shards, op)]
+
+
+def _winners(x: Any, out: Any, axes: tuple[str, ...], size: int) -> tuple[Any, Any]:
+    """(1 where this device's element is the extremum, 0 elsewhere; the number of devices with it). NaNs are equal here."""
+    hit = ((x == out) | (np.isnan(x) & np.isnan(out))).astype(x.dtype)
+    (count,) = communicate("all_reduce", hit, axes=axes, op="sum", size=size)
+    return hit, count
+
+
+def _others(x: Any, axes: tuple[str, ...], size: int) -> Any:
+    """The product of the other devices' values."""
+    (gathered,) = communicate("all_gather", x, axes=axes, dim=0, stack=True, size=size)
+    return bind(primitive_named("own_slice"), product_of_others(gathered, 0), axes=axes, dim=0, stack=True, size=size)
+
+
+def _weighted(ct: Any, x: Any, out: Any, axes: tuple[str, ...], op: str, size: int) -> Any:
+    """A cotangent, or a tangent, times the derivative in this device's value."""
+    if op == "prod":
+        return ct * _others(x, axes, size)
+    hit, count = _winners(x, out, axes, size)
+    return ct * hit / count
+
+
+def gradient_of_reduction(
+    cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, axes, op, size, **_: Any
+) -> list[Any]:
+    """The vjp of a reduction, on devices that all have its result and cotangent."""
+    if op in ("sum", "mean"):
+        return spread(cts, axes, op, size)
+    return [
+        None if ct is None else partial(_weighted, ct, x, out, axes, op, size)
+        for ct, x, out in zip(cts, inputs, outs, strict=True)
+    ]
+
+
+def tangents_of_reduction(
+    tangents: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, axes, op, size, **_: Any
+) -> list[Any]:
+    """Each device's part of the tangents of a max, min or product, whose result all devices have: they are to be summed."""
+    return [
+        None if t is None else _weighted(t, x, out, axes, op, size)
+        for t, x, out in zip(tangents, inputs, outs, strict=True)
+    ]
+
+
+def _jvp(tangents: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, op: str, **params: Any) -> list[Any]:
+    if op in ("sum", "mean"):
+        return together(tangents, lambda present: bind(all_reduce_p, *present, op=op, **params))
+    parts = tangents_of_reduction(tangents, inputs, outs, op=op, **params)
+    return together(parts, lambda present: communicate("all_reduce", *present, **params, op="sum"))
+
+
+def _lower(*, op: str) -> Lowering:
+    return Lowering("all_reduce", op=op)
+
+
+def _of_copies(*, op: str) -> OfCopies:
+    return "left out" if op in OPS_OF_COPIES else "refused"
+
+
+all_reduce_p = collective(
+    "all_reduce", infer=_infer, reference=_reference, vjp=gradient_of_reduction, lower=_lower, of_copies=_of_copies, jvp=_jvp
+)

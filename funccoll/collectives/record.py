@@ -1,0 +1,135 @@
+"""The record of a collective: a primitive that also says how one call of it is lowered to a schedule.
+
+Passes, runtimes, selection and reports read this record; none of them knows a collective by its name or parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..core.ir import Equation, JvpRule, Primitive
+from ..core.types import ArrayType
+from ..errors import VaryingError
+from ..primitives.combining import Shards, fold
+from ..primitives.operand_rules import batch_operands, linear_each
+
+__all__ = [
+    "CollectivePrimitive", "Combine", "Lowering", "OfCopies", "collective", "in_axis_order", "left_out", "lowering", "refused",
+    "widened",
+]  # fmt: skip
+
+Combine = Callable[[int, Shards, str], Any]
+"""(place in the group that gets the result, every device's contribution in axis order, op) -> the reduction."""
+
+
+def in_axis_order(place: int, shards: Shards, op: str) -> Any:
+    """The left fold: the order in which a reference combines when no schedule gives another one."""
+    return fold(shards, op)
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """One call of a collective in the terms of schedules: the kind and its options, and how arrays are cut into blocks."""
+
+    kind: str
+    """The name in `schedules.collective.KINDS`."""
+    op: str = ""
+    """The reduction; empty where data only move."""
+    root: int = 0
+    pairs: tuple[tuple[int, int], ...] = ()
+    cut_dim: int = 0
+    """The dimension along which a device's input is cut, where it has p blocks."""
+    concat_dim: int = 0
+    """The dimension along which the output is concatenated, where it has p blocks."""
+    stack: bool = False
+    """Blocks are concatenated along a new dimension, which the operand does not have yet."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the schedule, besides the kind and the ranks."""
+        return {"root": self.root, "pairs": self.pairs}
+
+    def input_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of an operand, with the new dimension if there is one."""
+        return (*shape[: self.concat_dim], *(1,) * self.stack, *shape[self.concat_dim :])
+
+
+OfCopies = Literal["refused", "left out", "widened"]
+"""The rule of a call along an axis over which its operand is equal on all devices.
+
+refused: it would combine p copies, which is seldom meant. left out: the axis changes nothing, so that the call is one over the
+other axes, or the operand itself. widened: a pvary makes the operand vary first; each device sends a copy of its own.
+"""
+
+
+def refused(**params: Any) -> OfCopies:
+    """The rule of most collectives."""
+    return "refused"
+
+
+def left_out(**params: Any) -> OfCopies:
+    """The rule of a collective that gives each device a value that all of them have."""
+    return "left out"
+
+
+def widened(**params: Any) -> OfCopies:
+    """The rule of a collective that moves values between devices and combines none."""
+    return "widened"
+
+
+@dataclass(frozen=True, eq=False, slots=True, repr=False, kw_only=True)
+class CollectivePrimitive(Primitive):
+    """A primitive that communicates.
+
+    The `reference` of a reduction also takes `combine` (a `Combine`; by default `in_axis_order`), with which a runtime
+    passes the order of the schedule.
+    """
+
+    lower: Callable[..., Lowering]
+    """Maps the collective's own parameters to its lowering."""
+    of_copies: Callable[..., OfCopies] = refused
+    """Maps the collective's own parameters to what a call does along an axis over which its operand does not vary."""
+
+
+def collective(
+    name: str, *, infer: Callable[..., ArrayType], reference: Callable[..., list[Any]], vjp: Callable[..., list[Any]],
+    lower: Callable[..., Lowering], of_copies: Callable[..., OfCopies] = refused, gives_own_block: bool = False,
+    jvp: JvpRule | None = None, dims: Sequence[str] = (),
+) -> CollectivePrimitive:  # fmt: skip
+    """The record of a collective with operands, whose type rule `infer` takes one of them at a time.
+
+    `gives_own_block`: each device gets its own block of one value, as `own_slice` does without communication. `dims` are the
+    parameters that count an operand's dimensions. Without `jvp` the collective is linear.
+    """
+
+    def infer_each(*xs: ArrayType, axes: tuple[str, ...], algorithm: str | None, **params: Any) -> list[ArrayType]:
+        for x in xs:
+            _require_varying(name, x, axes, gives_own_block)
+        return [infer(x, axes=axes, **params) for x in xs]
+
+    return CollectivePrimitive(
+        name, infer_each, reference, vjp, jvp or linear_each(name), batch_operands(*dims), multiple=True,
+        kind="collective", lower=lower, of_copies=of_copies,
+    )  # fmt: skip
+
+
+def _require_varying(name: str, x: ArrayType, axes: Sequence[str], gives_own_block: bool) -> None:
+    missing = [a for a in axes if a not in x.varying]
+    if missing:
+        over = repr(missing[0]) if len(missing) == 1 else repr(tuple(missing))
+        split = f"take each device's own block with fc.own_slice(x, {over}), " if gives_own_block else ""
+        stated = f"{name} over axis {over}: the operand {x} does not vary over it"
+        error = VaryingError(
+            f"{stated}: it is equal on all those devices, and this would combine copies of one value. Drop the collective, "
+            f"{split}or use fc.pvary(x, {over}) first if copies are intended."
+        )
+        error.equal_operand = stated, over
+        raise error
+
+
+def lowering(eqn: Equation) -> Lowering:
+    """The lowering of an equation, which is a collective."""
+    assert isinstance(eqn.primitive, CollectivePrimitive)
+    return eqn.primitive.lower(**{k: v for k, v in eqn.params.items() if k not in ("axes", "size", "algorithm")})

@@ -1,1 +1,0 @@
-"""The commands of `funccoll`, one file each: `main(words)` runs a command line and returns the exit code."""

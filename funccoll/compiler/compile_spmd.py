@@ -1,0 +1,121 @@
+"""Functions of one device's blocks, compiled without the specs and Arrays of jit: for libraries with arrays of their own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..core.c_extension import extension
+from ..core.ir import Traced
+from ..core.mesh import Mesh
+from ..core.types import ArrayType, dtype_name
+from ..errors import DTypeError, FunccollError, ShapeError
+from ..runtime.recorder import compiling
+from ..tracing.trace import stage
+from .choose_schedules import check_algorithms, choose, schedules_of
+from .passes import run_passes
+from .stages import checks_passes, generate
+
+__all__ = ["PerDevice", "compile_per_device"]
+
+Types = Sequence[tuple[tuple[int, ...], np.dtype]]
+"""The shape and the dtype of each block."""
+
+
+class PythonBlockCall:
+    """See `BlockCall` in `_native.c`, in the place of which it stands."""
+
+    _fits: Callable[[Sequence[Any]], bool] = staticmethod(lambda blocks: False)
+
+    def expect(
+        self, types: tuple[tuple[np.dtype, tuple[int, ...]], ...], run: Callable[..., Any],
+        failed: Callable[[BaseException], object],
+    ) -> None:  # fmt: skip
+        """Set the (dtype, shape) of each array, the program that is called with them, and what is told of its exceptions."""
+        self._run, self._failed = run, failed
+        checks = [f"len(blocks) == {len(types)}"]
+        names: dict[str, Any] = {"ndarray": np.ndarray}
+        for i, (dtype, shape) in enumerate(types):
+            names[f"dtype{i}"], names[f"shape{i}"] = dtype, shape
+            checks.append(f"type(x := blocks[{i}]) is ndarray and x.shape == shape{i} and x.dtype is dtype{i}")
+            checks.append("x.flags.c_contiguous")
+        self._fits = eval(f"lambda blocks: {' and '.join(checks)}", names)
+
+    def __call__(self, *blocks: Any) -> Sequence[Any]:
+        """Return this process's blocks of the results."""
+        if not self._fits(blocks):
+            return self.call_slowly(blocks)
+        try:
+            return self._run(*blocks)
+        except BaseException as error:
+            self._failed(error)
+            raise
+
+    def call_slowly(self, blocks: tuple[Any, ...]) -> Sequence[Any]:
+        """See `PerDevice`."""
+        raise NotImplementedError
+
+
+BlockCall: Any = PythonBlockCall if extension is None else extension.BlockCall
+
+
+class PerDevice(BlockCall):
+    """A compiled function of this process's blocks: call it with arrays of the types that it was compiled for.
+
+    Every process of the mesh must call it. Results are a tuple of arrays which own their memory, in shared memory where a
+    collective wrote them. Raises, before a block is read, ShapeError or DTypeError for one of another shape or dtype, and
+    FunccollError for more or fewer of them.
+    """
+
+    def __init__(self, generated: Any, types: Types, label: str, on_host: bool = True):
+        """`on_host`: blocks are arrays of NumPy's; else of a GPU's library."""
+        self.run, self.note_exception = generated.run, generated.note_exception
+        """`run` is the function itself, for callers whose blocks surely fit, which tell `note_exception` of what it raises."""
+        self._types, self._label, self._on_host = tuple(types), label, on_host
+        if on_host:
+            self.expect(tuple([(np.dtype(dtype.type), tuple(shape)) for shape, dtype in types]), self.run, self.note_exception)
+
+    def call_slowly(self, blocks: tuple[Any, ...]) -> Sequence[Any]:
+        """Call it with blocks that are not contiguous arrays of NumPy's, or raise what is wrong with them."""
+        if len(blocks) != len(self._types):
+            raise FunccollError(
+                f"{self._label} was called with {len(blocks)} arrays, and was compiled for {len(self._types)}. Pass as many."
+            )
+        given = [self._block(i, block, *type) for i, (block, type) in enumerate(zip(blocks, self._types, strict=True))]
+        try:
+            return self.run(*given)
+        except BaseException as error:
+            self.note_exception(error)
+            raise
+
+    def _block(self, number: int, block: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+        """A block as the program takes it."""
+        has_type = hasattr(block, "shape") and hasattr(block, "dtype")
+        if not has_type or tuple(block.shape) != tuple(shape) or block.dtype != dtype:
+            what = f"{block.dtype}{list(block.shape)}" if has_type else f"of type {type(block).__name__}"
+            raise (ShapeError if has_type and block.dtype == dtype else DTypeError)(
+                f"argument {number} of {self._label} is {what}, and it was compiled for {dtype_name(dtype)}{list(shape)}. Pass "
+                "an array of that shape and dtype, or compile it for this one on all processes."
+            )
+        return np.array(block, order="C", copy=None).view(np.dtype(dtype.type)) if self._on_host else block
+
+
+def compile_per_device(fn: Callable[..., Sequence[Any]], types: Types, mesh: Mesh, label: str) -> PerDevice:
+    """Compile `fn(*blocks) -> list of blocks` for blocks of these shapes and dtypes, one of each device.
+
+    Blocks may differ between all devices of the mesh. Processes meet in functions of one label only: it tells equal functions
+    with different purposes apart. `fn` is traced, as by jit; NumPy arrays that it captures are constants of the program. Its
+    collectives have the user's line of this call. Raises what tracing raises.
+    """
+    varying = frozenset(mesh.axis_names)
+    inputs = [ArrayType(shape, dtype, varying) for shape, dtype in types]
+    with compiling(label):
+        program, captured = stage(fn, inputs, axis_sizes=mesh.shape, label=label)
+        assert not any(isinstance(value, Traced) for value in captured)
+        check_algorithms(program, mesh)
+        program = run_passes(program, functools.partial(choose, mesh=mesh), checks_passes())
+        generated = generate(program, mesh, schedules_of(program, mesh), name=label)[0]
+        return PerDevice(generated, types, label, on_host=mesh.device_type == "cpu")

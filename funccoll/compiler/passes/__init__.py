@@ -1,0 +1,56 @@
+"""Passes: Program -> Program, pure, one file each. STAGES lists every pass, in the order in which they run.
+
+A pass imports `core`, `primitives` and `collectives`, and knows programs, never functions or tracers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...core.ir import Equation, Program
+from . import (
+    algebra,
+    buffers,
+    choose_algorithms,
+    combine,
+    common_subexpressions,
+    dead_code,
+    drop_barriers,
+    group_collectives,
+    inline,
+    snapshots,
+)
+from .rewrite import at_all_depths
+
+__all__ = ["PASSES", "STAGES", "run_passes"]
+
+PASSES: tuple[Callable[[Program], Program], ...] = (
+    inline.inline,  # higher primitives become plain equations
+    dead_code.dead_code,  # what no output needs is dropped
+    common_subexpressions.common_subexpressions,  # what is computed twice is computed once
+    algebra.algebra,  # fewer bytes are moved: own_slice of all_reduce becomes reduce_scatter
+    combine.combine,  # small collectives become one
+)
+"""Rewrites that need nothing but the program."""
+
+STAGES: dict[str, tuple[Callable, ...]] = {
+    # `TracedFunction.lower` calls run_passes. The last one also takes the function that chooses an algorithm.
+    "lower": (*PASSES, choose_algorithms.choose_algorithms),
+    # `Lowered.compile` orders the equations for execution and then plans their memory: Program -> Buffers.
+    "compile": (
+        snapshots.snapshots, group_collectives.group_collectives, drop_barriers.drop_barriers, buffers.plan_buffers
+    ),
+}
+"""Stage of compiler/stages.py -> the passes that it runs."""
+
+
+def run_passes(program: Program, choose: choose_algorithms.Choose, check: bool = False) -> Program:
+    """Run the passes of `lower`; `choose` names a collective's algorithm. `check` derives every type again."""
+    derived: set[Equation] = set()
+    if check:
+        program.check(derived)
+    for rewrite in (*PASSES, lambda p: choose_algorithms.choose_algorithms(p, choose)):
+        program = at_all_depths(rewrite)(program)
+        if check:
+            program.check(derived)
+    return program

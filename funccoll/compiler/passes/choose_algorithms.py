@@ -1,0 +1,27 @@
+"""Choice of algorithms: every collective gets the compiler's choice, unless the user names one.
+
+The cheapest algorithm depends on the machine, which passes do not know: the choice is handed down. From here on the
+algorithm is part of the program, and so of its text and its fingerprint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...core.ir import Equation, Program
+
+__all__ = ["Choose", "choose_algorithms"]
+
+Choose = Callable[[Equation], str]
+"""Function from a collective (a barrier is one) to the name of an algorithm for it."""
+
+
+def choose_algorithms(program: Program, choose: Choose) -> Program:
+    """Set `algorithm` on every collective where it is None."""
+
+    def chosen(eqn: Equation) -> Equation:
+        if not eqn.primitive.communicates or eqn.params["algorithm"] is not None:
+            return eqn
+        return eqn.replace(params={**eqn.params, "algorithm": choose(eqn)})
+
+    return program.replace(equations=tuple([chosen(e) for e in program.equations]))

@@ -1,0 +1,194 @@
+"""Values as Arrays: device_put, from_local; asarray, without a mesh; and the specs of those that there are: spec_like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import optree
+
+from ..arrays.array import Array, device_type_of, to_numpy
+from ..arrays.array_layout import NO_MESH, layout_of
+from ..core.ir import Traced, current_interpreter
+from ..core.mesh import Mesh, P, Sharding
+from ..core.types import check_dtype
+from ..errors import DTypeError, MeshError, ShapeError, ShardingError, TraceError, user_frames
+from ..job.job_context import on_device, transport_of
+from ..ops.elementwise import astype, scalar_type
+from ..ops.registry import as_operand, has_traced
+from ..tracing.trace import Trace, sharding_of
+
+__all__ = ["asarray", "device_put", "from_local", "spec_like"]
+
+
+def _sharding(mesh: Mesh | Sharding, spec: P | None) -> Sharding:
+    if isinstance(mesh, Sharding):
+        if spec is not None:
+            raise ShardingError(f"{mesh!r} has a spec already: leave out {spec!r}.")
+        return mesh
+    if not isinstance(mesh, Mesh):
+        raise ShardingError(f"expected a mesh (fc.make_mesh({{...}})) or a Sharding, not {mesh!r}.")
+    if spec is not None and not isinstance(spec, P):
+        inside = ", ".join(map(repr, spec)) if isinstance(spec, tuple) else repr(spec)
+        raise ShardingError(f"expected a partition spec, not {spec!r}: write fc.P({inside if spec else ''}).")
+    return Sharding(mesh, P() if spec is None else spec)
+
+
+def _concrete_mesh(sharding: Sharding) -> Sharding:
+    if sharding.mesh.is_abstract:
+        raise MeshError(f"{sharding.mesh!r} has no devices to hold an array: use fc.make_mesh({dict(sharding.mesh.shape)}).")
+    return sharding
+
+
+def _on(sharding: Sharding, device: str | None, x: Any) -> Sharding:
+    """The sharding on the devices that `device` names, else on GPUs where `x` is on one."""
+    if device is None and device_type_of(x) == "cuda":
+        device = "cuda"
+    return sharding if device is None else Sharding(on_device(sharding.mesh, device), sharding.spec)
+
+
+def _value(x: Any, mesh: Mesh, what: str) -> Any:
+    """A value as an array: on a GPU where it is there and the mesh is of GPUs, else in host memory."""
+    if device_type_of(x) != "cuda":
+        return to_numpy(x, what)
+    if mesh.device_type == "cuda":
+        return transport_of(mesh).device.library.asarray(x, what)
+    return np.asarray(x) if type(x) is Array else transport_of(on_device(NO_MESH, "cuda")).device.library.asarray(x, what).get()
+
+
+@user_frames()
+def device_put(x: Any, mesh: Mesh | Sharding, spec: P | None = None, *, device: str | None = None) -> Array:
+    """Put a global value onto a mesh: `device_put(x, mesh, P("data"))`; without a spec, whole on every device.
+
+    `x` is a NumPy array, an Array that this process holds whole, a number, or anything with `__array__`,
+    `__array_interface__`, `__dlpack__` or `__cuda_array_interface__`; it is copied. `fc.redistribute` changes the spec of an
+    Array by collectives, in a job too. For a pytree of arrays use `fc.tree.map`.
+
+    In a job every process passes the same value. Nothing is sent here: a program that takes the Array in its first call, and
+    `fc.process_allgather` of it, compare hashes of what the processes have put, and raise ShardingError where they differ. Of
+    a value of more than 128 KiB the hash reads 128 places. Each process's own block is for `fc.from_local`.
+
+    device: "cuda" for the memory of GPUs, "cpu" for host memory. None leaves what is on a GPU there, and puts everything
+    else where the mesh's devices are.
+
+    Raises: ShardingError when a dimension does not divide; MeshError for an Array of which other processes hold a part;
+    DeviceError where no GPU can be used.
+    """
+    sharding = _concrete_mesh(_sharding(mesh, spec))
+    if isinstance(x, dict):
+        raise TraceError(
+            "device_put takes one array, and x is a dict. For a pytree of arrays, with specs that may be a prefix of it: "
+            "fc.tree.map(lambda spec, part: fc.tree.map(lambda a: fc.device_put(a, mesh, spec), part), specs, x)."
+        )
+    sharding = _on(sharding, device, x)
+    value = _value(x, sharding.mesh, "device_put: x")
+    sharding.shard_shape(value.shape, "device_put: x", passed=type(x) is not Array)
+    layout, new_block = layout_of(value.shape, value.dtype, sharding), transport_of(sharding.mesh).device.new_block
+    copies = [new_block(value[i]) for i in layout.indices]
+    array = Array(layout, copies if len(copies) > 1 else copies[0])
+    if not sharding.mesh.is_fully_addressable:
+        array.note_given(value)
+    return array
+
+
+@user_frames()
+def from_local(x: Any, mesh: Mesh | Sharding, spec: P | None = None, *, device: str | None = None) -> Array:
+    """Make an Array of blocks that are already split.
+
+    `x` is this process's block, or in a process that plays several devices a sequence of blocks, one for each
+    device in device order; blocks of devices that hold the same part must be bitwise equal. `device` as in `device_put`. In a
+    job nothing is sent here: processes that hold the same part are compared as those that call `device_put`.
+    """
+    sharding = _concrete_mesh(_sharding(mesh, spec))
+    sharding = _on(sharding, device, x[0] if isinstance(x, (list, tuple)) and x else x)
+    size, new_block = sharding.mesh.size, transport_of(sharding.mesh).device.new_block
+    if not sharding.mesh.is_fully_addressable:
+        block = new_block(_value(x, sharding.mesh, "from_local: x"))
+        array = Array(layout_of(sharding.global_shape(block.shape, "from_local: a block"), block.dtype, sharding), block)
+        if sharding.equal_along:
+            array.note_given_block()
+        return array
+    if size == 1 and not isinstance(x, (list, tuple)):
+        x = [x]
+    if not isinstance(x, (list, tuple)) or len(x) != size:
+        given = f"a list of {len(x)}" if isinstance(x, (list, tuple)) else f"one {type(x).__name__}"
+        raise MeshError(
+            f"from_local: this process plays all {size} devices of {sharding.mesh!r}, so it takes a list of {size} blocks "
+            f"in device order, and {given} was given. For a global value use fc.device_put."
+        )
+    blocks = [_value(b, sharding.mesh, f"from_local: block {i}") for i, b in enumerate(x)]
+    first = blocks[0]
+    for i, block in enumerate(blocks):
+        if block.shape != first.shape or block.dtype != first.dtype:
+            raise ShapeError(
+                f"from_local: block {i} is {block.dtype}{list(block.shape)} and block 0 {first.dtype}{list(first.shape)}: "
+                "all devices have one shape and dtype."
+            )
+    layout = layout_of(sharding.global_shape(first.shape, "from_local: a block"), first.dtype, sharding)
+    copies: list[Any] = [None] * len(layout.indices)
+    for position, (block, copy) in enumerate(zip(blocks, layout.copy_of_device, strict=True)):
+        if copies[copy] is None:
+            copies[copy] = new_block(block)
+        elif copies[copy].tobytes() != block.tobytes():
+            raise ShardingError(
+                f"from_local: {sharding.spec!r} says that device {position} holds the same block as another device, and "
+                "their values differ. Name the axis along which they differ in the spec."
+            )
+    return Array(layout, copies if len(copies) > 1 else copies[0])
+
+
+@user_frames()
+def asarray(x: Any, dtype: Any = None) -> Any:
+    """`x` as an array that a traced index may choose from: `fc.asarray(table)[i]`, where `table[i]` cannot be traced.
+
+    `x` is anything that `device_put` takes, or a list of such values, or of traced ones. Inside a traced function the result
+    is a traced array of the same shape, equal on all devices, and a snapshot of `x`; a traced `x` is returned as it is. Outside
+    it is an Array on no mesh, which may be made once and used in many traced functions; an Array is returned as it is. With a
+    `dtype` the elements are converted; without, a Python scalar stays weak, as in `jnp.asarray`. Raises DTypeError for a dtype
+    that funccoll does not support, TraceError for what is not an array.
+    """
+    if dtype is not None:
+        try:
+            dtype = check_dtype(np.dtype(dtype), "asarray: dtype")
+        except TypeError as error:
+            if isinstance(error, DTypeError):
+                raise
+            raise DTypeError(f"asarray: dtype={dtype!r} is not an element type: use np.float32, fc.bfloat16, ...") from None
+    if has_traced(x):
+        x = as_operand(x)
+        return x if dtype is None else astype(x, dtype)
+    trace = current_interpreter()
+    if isinstance(x, Array) and not isinstance(trace, Trace) and (dtype is None or dtype == x.dtype):
+        return x
+    mesh = on_device(NO_MESH, "cuda") if device_type_of(x) == "cuda" and not isinstance(trace, Trace) else NO_MESH
+    value = _value(x, mesh, "asarray: x")
+    weak = scalar_type(x) if dtype is None else None
+    if dtype is not None:
+        value = x = value.astype(dtype, copy=False)
+    if isinstance(trace, Trace):
+        return trace.constant(value, x, weak)
+    return Array(layout_of(value.shape, value.dtype, Sharding(mesh, P()), weak), transport_of(mesh).device.new_block(value))
+
+
+@user_frames()
+def spec_like(tree: Any) -> Any:
+    """The partition spec of each array in a pytree: an Array's own, `arr.sharding.spec`, and `P()` for anything else.
+
+        specs = fc.spec_like(params)
+        step = fc.jit(body, mesh=mesh, in_specs=(specs, P("data")), out_specs=specs)
+
+    Only specs are read: the mesh is not part of the result, and no value is moved. `fc.optim.state_specs` gives those of an
+    optimizer's state before there is one. Raises TraceError for an array that is traced for one device: its function's
+    `in_specs` say how it is split.
+    """
+    leaves, treedef = optree.tree_flatten(tree)
+    specs = []
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, Traced) and not current_interpreter().calls_meshes:
+            raise TraceError(
+                f"spec_like: {treedef.accessors()[i].codify('tree')} is a traced array, one device's part of a value, and has "
+                "no spec. Call spec_like outside of the traced function, with the Arrays that are passed to it."
+            )
+        sharding = leaf.sharding if type(leaf) is Array else sharding_of(leaf)
+        specs.append(P() if sharding is None else sharding.spec)
+    return treedef.unflatten(specs)

@@ -1,0 +1,543 @@
+"""The IR: variables, equations, programs and their checker, and the interpreter slot.
+
+A user's function means what the *current interpreter* says: every operation is
+`bind(primitive, *values, **params)`, and the interpreter in the slot either computes it (eager) or
+records it (tracing). Source: JAX's autodidax.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from ..errors import FunccollError, LeakedTracerError, MeshError, Source, TraceError, VaryingError, at_source
+from .types import ArrayType, check_dtype, exported, refuse_objects, type_of
+
+if TYPE_CHECKING:
+    from ..draw.drawing import Drawing
+
+__all__ = [
+    "Atom",
+    "Equation",
+    "Interpreter",
+    "Literal",
+    "Primitive",
+    "Program",
+    "Traced",
+    "Var",
+    "bind",
+    "current_interpreter",
+    "use_interpreter",
+]
+
+
+class Var:
+    """A value in a program: assigned once, identified by being this object."""
+
+    __slots__ = ("type",)
+
+    def __init__(self, type: ArrayType):
+        self.type = type
+
+    def __repr__(self) -> str:
+        return f"Var({self.type})"
+
+
+class Literal:
+    """A scalar constant inside an equation. It fits any `varying`: it is equal on every device."""
+
+    __slots__ = ("type", "value")
+
+    def __init__(self, value: np.ndarray):
+        self.value = value
+        self.type = ArrayType((), value.dtype)
+
+    def __repr__(self) -> str:
+        return repr(self.value.item())
+
+
+Atom = Var | Literal
+
+# Numeric kernels take arrays; a primitive with one output returns an array, else a sequence.
+Kernel = Callable[..., Any]
+# (cotangents of the outputs, inputs, outputs, **params) -> one cotangent or None for each input.
+VjpRule = Callable[..., Sequence[Any]]
+# (tangents of the inputs, None for zero, inputs, outputs, **params) -> one tangent or None for each output.
+JvpRule = Callable[..., Sequence[Any]]
+# (primitive, values, which of them are batched, batch size, **params) -> the output, or a list if the primitive is multiple.
+BatchRule = Callable[..., Any]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Primitive:
+    """One operation: everything about it is in this record.
+
+    `infer(*types, **params)` gives the output types, checks the inputs and raises a user's error.
+    `reference(*arrays, **params)` is the written definition, in NumPy; for a collective it takes one operand's
+    shards on the devices of one group, and returns the result's shards. `vjp` is written with
+    public operations, so it can be differentiated again; None means no gradient flows.
+    """
+
+    name: str
+    infer: Callable[..., Sequence[ArrayType]]
+    reference: Kernel
+    vjp: VjpRule | None = None
+    jvp: JvpRule | None = None
+    """The forward derivative; without a rule it is the transpose of `vjp`, which is linear in its cotangents."""
+    batch: BatchRule | None = None
+    """The rule of `vmap`: it binds something in place of the primitive. Batched values have the batch as their first dimension,
+    and so have all outputs."""
+    multiple: bool = False
+    """Outputs are a sequence (else exactly one value)."""
+    kind: str = "compute"
+    """compute | local (depends on the device, moves nothing) | collective | effect | control (runs programs) | higher |
+    fence (an identity) | call (of a program on a mesh, on global values) | debug (shows values)."""
+    view: bool = False
+    """The output may share memory with an input."""
+    ufunc: np.ufunc | None = None
+    """The NumPy ufunc this primitive is, which can write into a dead operand's buffer."""
+    blas: bool = False
+    """NumPy computes it with BLAS, whose number of threads decides its bits."""
+    in_place: bool = False
+    """Output number k may be written into operand number k; its kernel takes `out=`, a tuple of arrays and Nones."""
+
+    @property
+    def communicates(self) -> bool:
+        """True when devices exchange data or wait for each other."""
+        return self.kind in ("collective", "effect")
+
+    def __post_init__(self) -> None:
+        _PRIMITIVES[self.name] = self
+
+    def __reduce__(self) -> Any:
+        return primitive_named, (self.name,)  # passes compare identities: a copy, in a process too, is the same object
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+_PRIMITIVES: dict[str, Primitive] = {}
+
+
+def primitive_named(name: str) -> Primitive:
+    """The primitive that a program's text calls `name`."""
+    return _PRIMITIVES[name]
+
+
+def find_primitive(name: str) -> Primitive | None:
+    """The primitive of this name, if there is one."""
+    return _PRIMITIVES.get(name)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Equation:
+    """`outputs = primitive[params] inputs`, and the user's line it came from."""
+
+    primitive: Primitive
+    inputs: tuple[Atom, ...]
+    outputs: tuple[Var, ...]
+    params: Mapping[str, Any]
+    source: Source | None
+    bucket: int = 0
+    """The number of the bucket of gradients that it reduces (`grad_hook`), 0 for others: passes leave it where it is."""
+
+    def replace(self, **changes: Any) -> Equation:
+        """A copy with some fields changed."""
+        fields = {name: getattr(self, name) for name in ("primitive", "inputs", "outputs", "params", "source", "bucket")}
+        return Equation(**{**fields, **changes})
+
+    def axes(self) -> tuple[str, ...]:
+        """The mesh axes this equation works over (empty for plain compute)."""
+        return self.params.get("axes", ())
+
+    @property
+    def bodies(self) -> dict[str, Program]:
+        """The programs that an equation of control flow runs, by name."""
+        if self.primitive.kind != "control":
+            return {}
+        found = {name: value for name, value in self.params.items() if isinstance(value, Program)}
+        return found or {f"branch {i}": branch for i, branch in enumerate(self.params["branches"])}
+
+    def with_bodies(self, rewrite: Callable[[Program], Program]) -> Equation:
+        """The equation with its programs rewritten."""
+        if self.primitive.kind != "control":
+            return self
+        params = {name: rewrite(value) if isinstance(value, Program) else value for name, value in self.params.items()}
+        if "branches" in self.params:
+            params["branches"] = tuple(map(rewrite, self.params["branches"]))
+        return self.replace(params=params)
+
+    @property
+    def communicates(self) -> bool:
+        """True when devices exchange data or wait for each other, also within control flow."""
+        return self.primitive.communicates or any(e.communicates for body in self.bodies.values() for e in body.equations)
+
+    @property
+    def has_effects(self) -> bool:
+        """True when it does something besides computing results: it is kept, and never merged with another one."""
+        return self.primitive.kind in ("effect", "debug") or any(
+            e.has_effects for body in self.bodies.values() for e in body.equations
+        )
+
+    @property
+    def reports(self) -> bool:
+        """True when it shows values, also in a program of its parameters: such equations keep their order."""
+        if self.primitive.kind not in ("control", "higher"):
+            return self.primitive.kind == "debug"
+        programs = [*self.bodies.values()] or [v for v in self.params.values() if isinstance(v, Program)]
+        return any(e.reports for program in programs for e in program.equations)
+
+    def without_reports(self) -> Equation:
+        """The equation whose programs show nothing."""
+        if not self.reports:
+            return self
+        if self.primitive.kind == "control":
+            return self.with_bodies(Program.without_reports)
+        params = {k: v.without_reports() if isinstance(v, Program) else v for k, v in self.params.items()}
+        return self.replace(params=params)
+
+    @property
+    def times(self) -> int | None:
+        """The number of times that its programs run; None where it depends on values."""
+        return self.params["length"] if self.primitive.name == "scan" else 1 if self.primitive.name == "cond" else None
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A typed, single-assignment program over one device's values, equal on all devices of the mesh."""
+
+    axis_sizes: Mapping[str, int]
+    constants: tuple[tuple[Var, np.ndarray], ...]
+    inputs: tuple[Var, ...]
+    equations: tuple[Equation, ...]
+    outputs: tuple[Atom, ...]
+    label: str = field(default="program")
+
+    def replace(self, **changes: Any) -> Program:
+        """A copy with some fields changed."""
+        names = ("axis_sizes", "constants", "inputs", "equations", "outputs", "label")
+        return Program(**{**{name: getattr(self, name) for name in names}, **changes})
+
+    def check(self, derived: set[Equation] | None = None) -> Program:
+        """Re-derive every type and check single assignment; returns self, raises FunccollError.
+
+        The types of the equations in `derived` are not derived again; those of the others are, and they are added to it.
+        """
+        derived = set() if derived is None else derived
+        known: set[Var] = {var for var, _ in self.constants}
+        for var in self.inputs:
+            _check_new(var, known)
+        for var, value in self.constants:
+            _check_same(type_of(value), var.type.vary(()), "constant")
+        for number, eqn in enumerate(self.equations):
+            where = f"equation {number} ({eqn.primitive.name})"
+            for atom in eqn.inputs:
+                if isinstance(atom, Var) and atom not in known:
+                    raise FunccollError(f"{where} reads a variable that is not defined yet.", eqn.source)
+            if eqn not in derived:
+                for body in eqn.bodies.values():
+                    body.check(derived)
+                types = infer(eqn.primitive, [a.type for a in eqn.inputs], eqn.params, eqn.inputs)
+                if len(types) != len(eqn.outputs):
+                    raise FunccollError(f"{where} has {len(eqn.outputs)} outputs, its rule {len(types)}.", eqn.source)
+                for var, type in zip(eqn.outputs, types, strict=True):
+                    _check_same(type, var.type, where, eqn.source)
+                derived.add(eqn)
+            for var in eqn.outputs:
+                _check_new(var, known)
+        for atom in self.outputs:
+            if isinstance(atom, Var) and atom not in known:
+                raise FunccollError("an output of the program is not defined.")
+        return self
+
+    def without_reports(self) -> Program:
+        """The program without the equations that show values, at all depths, and without what these alone need."""
+        if not any(eqn.reports for eqn in self.equations):
+            return self
+        shown: set[Var] = set()
+        live: set[Atom] = set(self.outputs)
+        kept: list[Equation] = []
+        for eqn in reversed(self.equations):
+            inner = eqn.without_reports()
+            only = eqn.reports or not shown.isdisjoint(eqn.outputs)  # it reports, or reports read it
+            pure = eqn.primitive.kind == "debug" or not (inner.has_effects or inner.communicates)
+            if only and pure and live.isdisjoint(eqn.outputs):
+                shown.update(a for a in eqn.inputs if isinstance(a, Var))
+                continue
+            kept.append(inner)
+            live.update(eqn.inputs)
+        constants = tuple((v, value) for v, value in self.constants if v in live or v not in shown)
+        return self.replace(equations=tuple(reversed(kept)), constants=constants)
+
+    @cached_property
+    def names(self) -> dict[Var, str]:
+        """Short names (a, b, ..., z, aa, ...) in order of definition."""
+        from .program_text import variable_names
+
+        return variable_names(self)
+
+    def text(self, sources: bool = True) -> str:
+        """The program like a jaxpr; `sources=False` gives the canonical text that is fingerprinted."""
+        from .program_text import program_text
+
+        return program_text(self, sources)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 of the canonical text and the bytes of the captured constants: no ids, no file:line, and no reports."""
+        program = self.without_reports()
+        digest = hashlib.sha256(program.text(sources=False).encode())
+        for _, value in program.constants:
+            digest.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+        return digest.hexdigest()
+
+    def collectives(self) -> list[Equation]:
+        """The equations that communicate, in program order, those of control flow included."""
+        return [eqn for eqn, _ in self.executed() if eqn.primitive.communicates]
+
+    def executed(self, times: int | None = 1) -> Iterator[tuple[Equation, int | None]]:
+        """The equations at all depths of control flow, and how often each runs, None where that depends on values.
+
+        Of branches each counts as if it were taken.
+        """
+        for eqn in self.equations:
+            yield eqn, times
+            if eqn.primitive.kind == "control":
+                inner = None if times is None or eqn.times is None else times * eqn.times
+                for body in eqn.bodies.values():
+                    yield from body.executed(inner)
+
+    def draw(self, **options: Any) -> Drawing:
+        """Draw the equations as a graph, by `fc.draw.program`."""
+        from ..draw import program
+
+        return program(self, **options)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        from .display import program_table
+
+        return program_table(self)
+
+
+def _check_new(var: Var, known: set[Var]) -> None:
+    if var in known:
+        raise FunccollError("a variable is assigned twice.")
+    known.add(var)
+
+
+def _check_same(derived: ArrayType, stated: ArrayType, where: str, source: Source | None = None) -> None:
+    if derived != stated:
+        raise FunccollError(f"{where}: the stated type is {stated}, its rule gives {derived}.", source)
+
+
+def infer(
+    primitive: Primitive, types: Sequence[ArrayType], params: Mapping[str, Any], atoms: Sequence[Atom]
+) -> Sequence[ArrayType]:
+    """Output types of an equation. Compute needs one `varying` for all operands that are not literals."""
+    if primitive.kind != "compute":
+        return primitive.infer(*types, **params)
+    varying: frozenset[str] | None = None
+    for atom in atoms:
+        if isinstance(atom, Literal):
+            continue
+        if varying is None:
+            varying = atom.type.varying
+        elif varying != atom.type.varying:
+            raise VaryingError(
+                f"{primitive.name}: operands vary over {sorted(varying)} and {sorted(atom.type.varying)}; "
+                "a pvary is missing."
+            )
+    outs = primitive.infer(*types, **params)
+    return [ArrayType(t.shape, t.dtype, varying) for t in outs] if varying else outs
+
+
+class Traced:
+    """Base of tracers: lets the IR recognise one without importing tracing."""
+
+    __slots__ = ()
+    type: ArrayType
+    weak: Any
+    """int, float or complex when it stands for a Python scalar, else None."""
+
+
+class Interpreter(Protocol):
+    """The meaning of operations. `axis_sizes` are the mesh axes that collectives may name."""
+
+    axis_sizes: Mapping[str, int]
+    calls_meshes: bool
+    """True where values are global, and jitted functions with a mesh can be called: in gradients outside of a mesh."""
+    unrolls: bool
+    """True where loops and branches run as Python's, because there are values."""
+
+    def bind(self, primitive: Primitive, values: Sequence[Any], params: Mapping[str, Any]) -> Any:
+        """One value, or a list when the primitive has several outputs."""
+        ...
+
+
+class Eager:
+    """The interpreter outside every trace: computes with NumPy, on no mesh."""
+
+    axis_sizes: Mapping[str, int] = {}
+    calls_meshes = False
+    unrolls = False
+    check: Callable[[Primitive, Sequence[Any], Any], None] | None = None
+    """Called with each operation's operands and result while NaN and inf are searched for."""
+
+    def bind(self, primitive: Primitive, values: Sequence[Any], params: Mapping[str, Any]) -> Any:
+        """Compute with the primitive's reference."""
+        for value in values:
+            if isinstance(value, Traced):
+                raise leaked(value)
+        if primitive.kind == "higher" and "program" in params:  # a custom gradient rule: just its function
+            program: Program = params["program"]
+            return evaluate(program, [v for _, v in program.constants], values)[0]
+        if primitive.kind == "call":
+            return primitive.reference(*values, **params)
+        if primitive.kind == "debug" and _QUIET.get():
+            return []
+        if primitive.kind not in ("compute", "control", "fence", "debug"):
+            raise MeshError(
+                f"{primitive.name} was called outside a mesh: collectives exist only inside a function traced "
+                "by fc.jit(fn, mesh=..., in_specs=..., out_specs=...)."
+            )
+        result = primitive.reference(*map(as_array, values), **params)
+        if self.check is not None and primitive.kind == "compute":
+            self.check(primitive, values, result)
+        return result
+
+
+def as_array(value: Any) -> np.ndarray:
+    """A concrete value as a native-endian array of a supported dtype; raises DTypeError, and TraceError for a mask."""
+    refuse_subclass(value, "an operand")
+    try:
+        array = np.asarray(exported(value))
+    except TypeError as error:
+        if not hasattr(value, "__cuda_array_interface__"):
+            raise
+        raise TraceError(
+            f"an operand is a {type(value).__module__}.{type(value).__qualname__} on a GPU that the traced function captures: "
+            "pass it as an argument, or take a snapshot as a constant, fc.asarray(x)."
+        ) from error
+    refuse_objects(value, array)
+    native = check_dtype(array.dtype)
+    return array if array.dtype is native or array.dtype.isnative else array.astype(native)
+
+
+def refuse_subclass(value: Any, what: str) -> None:
+    """Raise a TraceError for a masked array and an np.matrix: np.asarray would drop the mask, and turn products of matrices
+    into products of elements.
+    """
+    # A process that has not imported numpy.ma, which np.ma would do, has no masked arrays; nor while a thread imports it.
+    masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
+    if masked is not None and isinstance(value, masked):
+        raise TraceError(f"{what} is a masked array, and its mask would be lost. Pass x.filled(value), and the mask beside it.")
+    if isinstance(value, np.matrix):
+        raise TraceError(
+            f"{what} is an np.matrix, whose x * y is a product of matrices, and here would be one of elements. Pass "
+            "np.asarray(x), and write x @ y."
+        )
+
+
+def leaked(value: Any) -> LeakedTracerError:
+    """The error for a tracer used outside the trace that made it."""
+    origin = getattr(value, "source", None)
+    made = f"made at {origin}" if origin else f"an argument of {value.frame.label}"
+    return LeakedTracerError(
+        f"a traced array of type {value.type}, {made}, is used after the function that made it was traced, where it has "
+        "no value. Return it from the traced function instead of keeping it in a list, an attribute or a global."
+    )
+
+
+_EAGER = Eager()
+_INTERPRETER: ContextVar[Interpreter] = ContextVar("funccoll_interpreter", default=_EAGER)
+
+
+def current_interpreter() -> Interpreter:
+    """The interpreter in the slot."""
+    return _INTERPRETER.get()
+
+
+@contextmanager
+def use_interpreter(interpreter: Interpreter) -> Iterator[None]:
+    """Put an interpreter into the slot for the duration of a block."""
+    token = _INTERPRETER.set(interpreter)
+    try:
+        yield
+    finally:
+        _INTERPRETER.reset(token)
+
+
+_QUIET: ContextVar[bool] = ContextVar("funccoll_quiet", default=False)
+"""True while what has run is computed again: it shows no values twice."""
+
+
+@contextmanager
+def without_reports() -> Iterator[None]:
+    """Leave out what shows values in a block, which computes again."""
+    token = _QUIET.set(True)
+    try:
+        yield
+    finally:
+        _QUIET.reset(token)
+
+
+def reports_off() -> bool:
+    """True in a block of `without_reports`."""
+    return _QUIET.get()
+
+
+@contextmanager
+def eager() -> Iterator[None]:
+    """Compute at once in a block, whatever is traced around it."""
+    with use_interpreter(_EAGER):
+        yield
+
+
+def check_eagerly(check: Callable[[Primitive, Sequence[Any], Any], None] | None) -> None:
+    """Set what is called with each operation outside of every trace."""
+    _EAGER.check = check
+
+
+def bind(primitive: Primitive, *values: Any, **params: Any) -> Any:
+    """Apply a primitive under the current interpreter."""
+    return _INTERPRETER.get().bind(primitive, values, params)
+
+
+def evaluate(
+    program: Program,
+    constants: Iterable[Any],
+    args: Sequence[Any],
+    apply: Callable[[Equation, list[Any]], Any] | None = None,
+) -> tuple[list[Any], dict[Var, Any]]:
+    """Run a program; returns its outputs and the value of every variable.
+
+    `apply(equation, values)` gives an equation's result; by default it is bound in the current interpreter.
+    """
+    env: dict[Var, Any] = dict(zip(program.inputs, args, strict=True))
+    env.update(zip((v for v, _ in program.constants), constants, strict=True))
+
+    def read(atom: Atom) -> Any:
+        return atom.value if isinstance(atom, Literal) else env[atom]
+
+    if apply is None:
+        interpreter = _INTERPRETER.get()
+        apply = lambda eqn, values: interpreter.bind(eqn.primitive, values, eqn.params)
+    for eqn in program.equations:
+        with at_source(eqn.source):
+            out = apply(eqn, [read(a) for a in eqn.inputs])
+        env.update(zip(eqn.outputs, out if eqn.primitive.multiple else (out,), strict=True))
+    return [read(a) for a in program.outputs], env

@@ -1,0 +1,481 @@
+"""Meshes, partition specs and shardings: plain values, no hardware and no job needed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import MeshError, PlannedError, ShardingError
+
+if TYPE_CHECKING:
+    from ..draw.drawing import Drawing
+
+__all__ = [
+    "Mesh", "P", "ReplicaGroups", "Sharding", "abstract_mesh", "axes_in_words", "check_hosts", "copies_of_devices",
+    "copy_coordinates", "normalize_axes", "number_hosts",
+]  # fmt: skip
+
+
+def axes_in_words(axes: Iterable[str]) -> str:
+    """Mesh axes in a message: `axis 'data'`, `axes 'data', 'model'`."""
+    names = list(axes)
+    return f"{'axis' if len(names) == 1 else 'axes'} {', '.join(map(repr, names))}"
+
+
+def normalize_axes(axes: str | Iterable[str]) -> tuple[str, ...]:
+    """One axis name, or several, as a tuple."""
+    return (axes,) if isinstance(axes, str) else tuple(axes)
+
+
+class P(tuple):
+    """A partition spec: for each array dimension a mesh axis, a tuple of axes, or None.
+
+    `P("data")` splits dimension 0 over `data`; `P(None, ("data", "model"))` splits dimension 1
+    over both, `data` outermost. Dimensions that are not named are whole on every device.
+
+    Source: JAX's `PartitionSpec`.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, *entries: str | Sequence[str] | None) -> P:
+        """Check and normalise the entries: a tuple of one axis is that axis."""
+        cleaned: list[str | tuple[str, ...] | None] = []
+        seen: set[str] = set()
+        for dim, entry in enumerate(entries):
+            if entry is not None and not isinstance(entry, str):
+                if not isinstance(entry, (tuple, list)) or not all(isinstance(a, str) for a in entry):
+                    raise ShardingError(
+                        f"P entry {dim} is {entry!r}: each entry must be the name of a mesh axis, a tuple of such names, "
+                        'or None, as in P("data"), P(None, "model"), P(("data", "model")).'
+                    )
+                entry = tuple(entry)
+            for axis in () if entry is None else normalize_axes(entry):
+                if axis in seen:
+                    raise ShardingError(
+                        f"P{entries!r} uses mesh axis {axis!r} twice: an axis can split only one dimension. "
+                        f"Remove one of them, or write None for the dimension that stays whole."
+                    )
+                seen.add(axis)
+            if isinstance(entry, tuple) and len(entry) < 2:
+                entry = entry[0] if entry else None
+            cleaned.append(entry)
+        return super().__new__(cls, cleaned)
+
+    def __getnewargs__(self) -> tuple:
+        return tuple(self)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Every mesh axis used, in the order of the dimensions."""
+        return tuple(a for entry in self if entry is not None for a in normalize_axes(entry))
+
+    def __repr__(self) -> str:
+        return f"P({', '.join(map(repr, self))})"
+
+
+def _device_ids(devices: Sequence[int] | None) -> Sequence[int] | None:
+    """Ids as a range where they are consecutive, else as a tuple: a mesh of a million devices stays small."""
+    if devices is None or (isinstance(devices, range) and devices.step == 1):
+        return devices
+    given: tuple[Any, ...] = tuple(devices) if isinstance(devices, Iterable) else (None,)
+    if not all(isinstance(d, (int, np.integer)) for d in given):
+        raise MeshError(f"devices={devices!r}: it takes one integer id for each device of the mesh.")
+    ids = tuple(int(d) for d in given)
+    run = range(ids[0], ids[0] + len(ids)) if ids else range(0)
+    return run if tuple(run) == ids else ids
+
+
+def number_hosts(names: Iterable[Hashable]) -> tuple[int, ...]:
+    """The host of each device as a number, in the order of first appearance; () when all are on one host."""
+    numbers: dict[Hashable, int] = {}
+    hosts = tuple([numbers.setdefault(name, len(numbers)) for name in names])
+    return hosts if len(numbers) > 1 else ()
+
+
+def check_hosts(
+    hosts: Any, size: int, members: str = "devices", error: Callable[[str], Exception] = MeshError
+) -> tuple[int, ...]:
+    """Numbers of the hosts of `size` devices (or ranks), from a number of equal hosts, or the host of each."""
+    if isinstance(hosts, (int, np.integer)) and not isinstance(hosts, bool):
+        if hosts < 1 or size % hosts:
+            raise error(
+                f"hosts={hosts}: {size} {members} cannot be cut into {hosts} equal hosts. Give a divisor of {size}, or the "
+                f"host of each of the {members}, such as hosts=(0, 0, 1) for three."
+            )
+        return number_hosts(np.repeat(np.arange(hosts), size // hosts).tolist())
+    given: tuple[Any, ...] = tuple(hosts) if isinstance(hosts, Iterable) else (None,)
+    if not all(isinstance(h, (int, np.integer)) and not isinstance(h, bool) and h >= 0 for h in given):
+        raise error(
+            f"hosts={hosts!r:.80} must be a number of equal hosts, or the host of each of the {members}: integers, at least 0, "
+            "such as hosts=(0, 0, 1, 1)."
+        )
+    if given and len(given) != size:
+        raise error(f"hosts={hosts!r:.80} has {len(given)} entries, and there are {size} {members}: give one for each.")
+    return number_hosts(map(int, given))
+
+
+@dataclass(frozen=True)
+class ReplicaGroups:
+    """Devices that communicate in a collective (XLA's replica groups): every group of a mesh, in the order of its ranks.
+
+    axes: the mesh axes along which they are, for messages. ranks: the positions of each group's devices in the mesh. Groups
+    have one size, and a device is in one of them.
+    """
+
+    axes: tuple[str, ...]
+    ranks: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self):
+        devices = [device for ranks in self.ranks for device in ranks]
+        if len({*map(len, self.ranks)}) != 1 or len({*devices}) < len(devices) or not devices:
+            raise MeshError(f"groups {self.ranks!r:.200}: they must have one size, and each device may be in one of them.")
+
+    @property
+    def size(self) -> int:
+        """The number of ranks of each group."""
+        return len(self.ranks[0])
+
+    def of(self, device: int | None) -> tuple[int, ...]:
+        """The group in which a device is. Raises MeshError where it is in none."""
+        found = next((ranks for ranks in self.ranks if device in ranks), None)
+        if found is None:
+            raise MeshError(
+                f"device {device} is in none of the groups {self.ranks!r:.200} over {self}, and every device of a mesh runs "
+                "all collectives of a program: give it a group, too."
+            )
+        return found
+
+    def __str__(self) -> str:
+        return ", ".join(map(repr, self.axes))
+
+
+class Mesh:
+    """An n-d grid of devices with named axes, row-major (the last axis is contiguous).
+
+    `devices` holds one integer id per device, or is None for an abstract mesh, which can be traced,
+    lowered and costed against but not run on. `hosts` has the number of each device's host, or is () when all are on one:
+    it is given as a number of equal hosts, or by device, and numbered in the order of first appearance. Meshes are values:
+    equal when names, sizes, devices, hosts and process are. `device_type` is "cpu" or "cuda": where the arrays are.
+    `transport` executes collectives over the mesh and has the device of its arrays (`runtime/transport.py`); it is opaque here,
+    and neither compared nor pickled. Nor is what belongs to one mesh and ends with it, `on_devices` and `programs`: equal
+    meshes, which may be of two jobs, have their own.
+    """
+
+    __slots__ = (
+        "_hash",
+        "axis_names",
+        "device_type",
+        "devices",
+        "hosts",
+        "made_alone",
+        "on_devices",
+        "process",
+        "programs",
+        "shape",
+        "size",
+        "sizes",
+        "transport",
+    )  # fmt: skip
+
+    def __init__(
+        self, axes: Mapping[str, int], devices: Sequence[int] | None = None, process: int | None = None, transport: Any = None,
+        device_type: str = "cpu", hosts: int | Sequence[int] = (),
+    ):  # fmt: skip
+        if not isinstance(axes, Mapping):
+            raise MeshError(f'a mesh is made from a dict of axis names and sizes, such as {{"data": 4}}, not from {axes!r}.')
+        for name, size in axes.items():
+            if not isinstance(name, str) or not name.isidentifier():
+                raise MeshError(f"mesh axis name {name!r} must be a string of letters, digits and underscores.")
+            if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+                raise MeshError(f"mesh axis {name!r} has size {size!r}: sizes are integers, at least 1.")
+        self.axis_names: tuple[str, ...] = tuple(axes)
+        self.sizes: tuple[int, ...] = tuple(int(s) for s in axes.values())
+        self.shape: Mapping[str, int] = MappingProxyType(dict(zip(self.axis_names, self.sizes, strict=True)))
+        """Axis name -> size, in axis order (read-only)."""
+        self.size = math.prod(self.sizes)
+        """The number of devices."""
+        self.devices: Sequence[int] | None = _device_ids(devices)
+        if self.devices is not None:
+            if len(self.devices) != self.size:
+                raise MeshError(
+                    f"a mesh {dict(self.shape)} has {self.size} places, and {len(self.devices)} devices were given."
+                )
+            if not isinstance(self.devices, range) and len(set(self.devices)) != self.size:
+                raise MeshError(f"devices {list(self.devices)} name a device twice.")
+        self.process = process
+        """The position of the one device that this process plays; None when it plays all."""
+        self.transport = transport
+        self.device_type = device_type
+        self.hosts: tuple[int, ...] = check_hosts(hosts, self.size)
+        self.made_alone: str | None = None
+        """Where `make_mesh` has made it for a single process, in words (" at train.py:3"); None for other meshes."""
+        self.on_devices: dict[str, Mesh] = {}
+        """The same mesh by device type, once it has been asked for (`on_device` of `job/job_context.py`): itself, too."""
+        self.programs: dict[str, Any] = {}
+        """Compiled programs that a library keeps for this mesh alone, under the library's name."""
+        self._hash = hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        """The parts that make meshes equal."""
+        return self.axis_names, self.sizes, self.devices, self.process, self.device_type, self.hosts
+
+    @property
+    def is_abstract(self) -> bool:
+        """True when there are no devices to run on."""
+        return self.devices is None
+
+    @property
+    def local_devices(self) -> range:
+        """The positions of the devices that this process plays."""
+        return range(self.size) if self.process is None else range(self.process, self.process + 1)
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """True when this process plays all devices: none of a value's blocks is elsewhere."""
+        return self.process is None
+
+    @property
+    def abstract(self) -> Mesh:
+        """The same names, sizes and hosts without devices."""
+        return Mesh(self.shape, hosts=self.hosts)
+
+    def check_axes(self, axes: str | Iterable[str], what: str = "axis") -> tuple[str, ...]:
+        """`axes` as a tuple; raises MeshError for an unknown name or a repeated one."""
+        if not isinstance(axes, Iterable):
+            raise MeshError(f"{what} {axes!r}: a mesh axis is given by its name, one of {list(self.axis_names)}.")
+        names = normalize_axes(axes)
+        for axis in names:
+            if not isinstance(axis, str) or axis not in self.shape:
+                remedy = f"Use one of {list(self.axis_names)}, or add {axis!r} to the mesh."
+                if not self.axis_names:
+                    remedy = "Was mesh=fc.make_mesh({...}) forgotten?"
+                raise MeshError(f"unknown {what} {axis!r}: the mesh has axes {dict(self.shape)}. {remedy}")
+        if len(set(names)) != len(names):
+            raise MeshError(f"{what} {names!r} names a mesh axis twice.")
+        return names
+
+    def axis_size(self, axes: str | Iterable[str]) -> int:
+        """The product of the sizes of `axes`."""
+        return math.prod(self.shape[a] for a in self.check_axes(axes))
+
+    def coordinates(self, device: int) -> dict[str, int]:
+        """Axis name -> index of `device` along it; `device` is a position, 0 to size - 1."""
+        if isinstance(device, bool) or not isinstance(device, (int, np.integer)) or not 0 <= device < self.size:
+            raise MeshError(f"device {device!r} is not in a mesh of {self.size} devices, numbered from 0.")
+        return dict(zip(self.axis_names, map(int, np.unravel_index(device, self.sizes or (1,))), strict=False))
+
+    def position(self, coordinates: Mapping[str, int]) -> int:
+        """The position of the device at `coordinates` (missing axes count as 0)."""
+        self.check_axes(coordinates)
+        index = 0
+        for name, size in self.shape.items():
+            here = coordinates.get(name, 0)
+            if not 0 <= here < size:
+                raise MeshError(f"there is no device at {name}={here!r}: {name!r} has size {size}.")
+            index = index * size + here
+        return index
+
+    def groups(self, axes: str | Iterable[str]) -> list[list[int]]:
+        """The sets of device positions that communicate in a collective over `axes`.
+
+        Within a group devices are ordered by their index along `axes`, the first axis outermost; groups
+        are ordered by the coordinates along the remaining axes.
+        """
+        names = self.check_axes(axes)
+        order = [self.axis_names.index(a) for a in (*(a for a in self.axis_names if a not in names), *names)]
+        positions = np.arange(self.size).reshape(self.sizes).transpose(order)
+        return positions.reshape(-1, self.axis_size(names)).tolist()
+
+    def replica_groups(self, axes: str | Iterable[str]) -> ReplicaGroups:
+        """The groups of devices that communicate in a collective over `axes`."""
+        return ReplicaGroups(self.check_axes(axes), tuple(map(tuple, self.groups(axes))))
+
+    def hosts_along(self, groups: str | Iterable[str] | ReplicaGroups) -> tuple[int, ...]:
+        """The host of each rank of a collective over these axes or groups; () when every group is on one host.
+
+        All groups of a collective run one schedule, so that all have the same bits. Groups may lie on hosts in different ways:
+        two ranks count as neighbours where they share a host in every group, and as apart where one group has them on two.
+        So a group may run a schedule for more hosts than it has, never one that reads memory it cannot reach.
+        """
+        if not self.hosts:
+            return ()
+        ranks = groups.ranks if isinstance(groups, ReplicaGroups) else self.groups(groups)
+        return number_hosts(map(tuple, np.array(self.hosts)[np.array(ranks)].T.tolist()))
+
+    def walk(self, axes: Iterable[str]) -> list[dict[str, int]]:
+        """All coordinates along `axes`, the first axis outermost."""
+        names = tuple(axes)
+        ranges = [range(self.shape[a]) for a in names]
+        return [dict(zip(names, point, strict=True)) for point in itertools.product(*ranges)]
+
+    def __getitem__(self, axes: str | tuple[str, ...]) -> Mesh:
+        """The sub-mesh of `axes` (in that order) through the first device."""
+        names = self.check_axes(axes)
+        devices = None
+        if not self.is_fully_addressable:
+            raise PlannedError("sub-meshes of a mesh of several processes are planned; today name the axes in the collective.")
+        places = [self.position(c) for c in self.walk(names)]
+        if self.devices is not None:
+            devices = [self.devices[i] for i in places]
+        hosts = number_hosts(self.hosts[i] for i in places) if self.hosts else ()
+        shape = {a: self.shape[a] for a in names}
+        return Mesh(shape, devices, transport=self.transport, device_type=self.device_type, hosts=hosts)
+
+    __iter__ = None  # __getitem__ takes names; without this Python would try mesh[0], mesh[1], ...
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Mesh):
+            return NotImplemented
+        return self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self):
+        return Mesh, (dict(self.shape), self.devices, self.process, None, self.device_type, self.hosts)
+
+    def __copy__(self) -> Mesh:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Mesh:
+        return self  # a value; a copy of an Array stays on its transport
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{n!r}: {s}" for n, s in self.shape.items())
+        where = "" if self.device_type == "cpu" else f", {self.device_type!r}"
+        if self.hosts:
+            where += f", hosts={self.hosts if self.size <= 16 else f'<{1 + max(self.hosts)} hosts>'}"
+        return f"{'abstract_mesh' if self.is_abstract else 'Mesh'}({{{inside}}}{where})"
+
+    def _repr_html_(self) -> str:
+        from .display import mesh_table
+
+        return mesh_table(self)
+
+
+def abstract_mesh(axes: Mapping[str, int], *, hosts: int | Sequence[int] = ()) -> Mesh:
+    """A mesh without devices, of any size: trace, lower and cost programs without hardware.
+
+    hosts: as in `make_mesh`.
+    """
+    return Mesh(axes, hosts=hosts)
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """The distribution of an array over a mesh: mesh + P."""
+
+    mesh: Mesh
+    spec: P
+
+    def __post_init__(self):
+        if not isinstance(self.mesh, Mesh):
+            raise ShardingError(f"Sharding(mesh, spec): expected a mesh from fc.make_mesh({{...}}), not {self.mesh!r}.")
+        if not isinstance(self.spec, P):
+            raise ShardingError(f"Sharding(mesh, spec): expected a spec such as fc.P('data'), not {self.spec!r}.")
+        self.mesh.check_axes(self.spec.axes, what=f"axis in {self.spec!r},")
+
+    @cached_property
+    def varying(self) -> frozenset[str]:
+        """The mesh axes along which devices hold different blocks."""
+        return frozenset(self.spec.axes)
+
+    @cached_property
+    def equal_along(self) -> tuple[str, ...]:
+        """The mesh axes along which several devices hold equal blocks."""
+        return tuple(a for a in self.mesh.axis_names if a not in self.varying and self.mesh.shape[a] > 1)
+
+    def dim_axes(self, dim: int) -> tuple[str, ...]:
+        """The mesh axes that split dimension `dim`."""
+        entry = self.spec[dim] if dim < len(self.spec) else None
+        return () if entry is None else normalize_axes(entry)
+
+    def shard_shape(self, shape: Sequence[int], what: str = "array", *, passed: bool = False) -> tuple[int, ...]:
+        """The shape of one device's block of a global array of `shape`.
+
+        passed: True for what the user passes as a global value, which in a job may be a rank's own block by mistake.
+
+        Raises ShardingError when the spec names more dimensions than `shape` has, or a dimension is not
+        divisible by the devices that split it.
+        """
+        shape = tuple(shape)
+        if len(self.spec) > len(shape):
+            raise ShardingError(
+                f"{what} has shape {shape}, {len(shape)} dimension(s), but {self.spec!r} has {len(self.spec)} entries, one "
+                "for each dimension. Drop the entries of dimensions that do not exist."
+            )
+        local = []
+        for dim, extent in enumerate(shape):
+            axes = self.dim_axes(dim)
+            parts = self.mesh.axis_size(axes) if axes else 1
+            if extent % parts:
+                remedy = f"{-(-extent // parts) * parts}, or use None for that dimension (every device then holds it whole)."
+                in_a_job = passed and not self.mesh.is_fully_addressable
+                own = f"If it is this rank's own block, pass fc.from_local(x, mesh, {self.spec!r}). For a global value: pad"
+                raise ShardingError(
+                    f"{what} of shape {shape} cannot be split as {self.spec!r}: dimension {dim} has size {extent}, which the "
+                    f"{parts} devices along {' x '.join(map(repr, axes))} do not divide evenly. "
+                    f"{own if in_a_job else 'Pad'} it to {remedy}"
+                )
+            local.append(extent // parts)
+        return tuple(local)
+
+    def global_shape(self, shard_shape: Sequence[int], what: str = "output") -> tuple[int, ...]:
+        """The global shape of an array whose blocks have `shard_shape`."""
+        shape = tuple(shard_shape)
+        if len(self.spec) > len(shape):
+            stack = "" if shape else " To have one number from each device side by side, return x[None]."
+            raise ShardingError(
+                f"{what} has shape {shape} on each device, {len(shape)} dimension(s), but {self.spec!r} has "
+                f"{len(self.spec)} entries, one for each dimension. Drop the entries of dimensions that do not exist.{stack}"
+            )
+        return tuple(n * (self.mesh.axis_size(self.dim_axes(d)) if self.dim_axes(d) else 1) for d, n in enumerate(shape))
+
+    def index(self, shape: Sequence[int], coordinates: Mapping[str, int]) -> tuple[slice, ...]:
+        """The part of a global array of `shape` that the device at `coordinates` holds (missing axes count as 0)."""
+        local = self.shard_shape(shape)
+        out = []
+        for dim, extent in enumerate(local):
+            block = 0
+            for axis in self.dim_axes(dim):
+                block = block * self.mesh.shape[axis] + coordinates.get(axis, 0)
+            out.append(slice(block * extent, (block + 1) * extent))
+        return tuple(out)
+
+    def draw(self, shape: Sequence[int], **options: Any) -> Drawing:
+        """Draw the blocks of a global array of `shape`, each with the devices that hold it, by `fc.draw.sharding`."""
+        from ..draw import sharding
+
+        return sharding(self, shape, **options)
+
+    def __repr__(self) -> str:
+        return f"Sharding({self.mesh!r}, {self.spec!r})"
+
+
+@lru_cache(maxsize=4096)
+def copy_coordinates(mesh: Mesh, varying: frozenset[str]) -> tuple[dict[str, int], ...]:
+    """Coordinates of the distinct copies of a value that varies over `varying`, in the order of the mesh's axes.
+
+    A process that plays all devices holds one copy for all devices along an axis over which the value does not
+    vary. A process that plays one device holds one copy: its own.
+    """
+    if mesh.is_fully_addressable:
+        return tuple(mesh.walk(a for a in mesh.axis_names if a in varying))
+    own = mesh.coordinates(mesh.local_devices[0])
+    return ({a: own[a] for a in mesh.axis_names if a in varying},)
+
+
+def copies_of_devices(mesh: Mesh, varying: frozenset[str]) -> list[int]:
+    """By device of a mesh, which one process plays, the number of the copy that it has of a value: see `copy_coordinates`."""
+    sizes = [size if axis in varying else 1 for axis, size in mesh.shape.items()]
+    return np.broadcast_to(np.arange(math.prod(sizes)).reshape(sizes), mesh.sizes).ravel().tolist()

@@ -1,0 +1,34 @@
+"""The number of the process in a traced function, where one process plays all devices of the mesh: it is 0 on each of them."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+from ..errors import is_own, user_source, warn_at
+from .ir import current_interpreter
+
+__all__ = ["TracedRankWarning", "note_rank"]
+
+
+class TracedRankWarning(UserWarning):
+    """A function on virtual devices reads `fc.rank()` while it is traced: once for each line that does it."""
+
+
+def note_rank(depth: int) -> None:
+    """Warn if the only process of a job asks for its number while a function of several devices is traced.
+
+    In a job of several processes each one traces for its own device, whose number the process has: texts that a rank prints are
+    meant so. depth: frames between this one and the caller's that asks; funccoll's own modules mean the process.
+    """
+    trace = current_interpreter()
+    sizes = trace.axis_sizes
+    if math.prod(sizes.values()) == 1 or trace.unrolls or is_own(sys._getframe(1 + depth).f_code.co_filename):
+        return
+    position = " or ".join(f"fc.axis_index({axis!r})" for axis, size in sizes.items() if size > 1)
+    warn_at(
+        user_source(), TracedRankWarning,
+        f"fc.rank() is read while {getattr(trace, 'label', 'a function')} is traced: it is this process's number, a constant "
+        f"of the program, 0 on all {math.prod(sizes.values())} devices of the mesh. A device's own position is {position}; "
+        "np.where(...) decides by it. What is done once for each process stands outside of the traced function.",
+    )  # fmt: skip

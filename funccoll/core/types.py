@@ -1,0 +1,148 @@
+"""The type of a value in a program: shape, dtype, and the mesh axes it may vary over."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ..errors import DTypeError, registration_remedy, without_value
+
+__all__ = [
+    "ArrayType", "bfloat16", "check_dtype", "dtype_name", "exported", "is_inexact", "refuse_objects", "type_of", "types_text",
+    "wide_dtype",
+]  # fmt: skip
+
+bfloat16 = np.dtype(ml_dtypes.bfloat16)
+"""The 16-bit float with float32's exponent, as a NumPy dtype."""
+
+_NAMES = {np.dtype(np.bool_): "bool", bfloat16: "bf16"}
+for _kind, _letter in (("int", "i"), ("uint", "u")):
+    _NAMES.update({np.dtype(f"{_kind}{b}"): f"{_letter}{b}" for b in (8, 16, 32, 64)})
+_NAMES.update({np.dtype(f"float{b}"): f"f{b}" for b in (16, 32, 64)})
+_NAMES.update({np.dtype(f"complex{b}"): f"c{b}" for b in (64, 128)})
+
+_INEXACT = {d for d in _NAMES if d.kind in "fc" or d == bfloat16}
+
+
+_TEXT = ": text is not an array. Make it a static argument (static_argnames) or leave it out"
+_REMEDIES = {
+    "U": _TEXT,
+    "S": _TEXT,
+    "O": ": it holds Python objects. Pass arrays and numbers, and pytrees of them",
+    "M": ": convert it with .astype(np.int64)",
+    "m": ": convert it with .astype(np.int64)",
+    "g": ": convert it with .astype(np.float64)",
+    "G": ": convert it with .astype(np.complex128)",
+    "V": ": pass the fields as a dict of arrays",
+}
+"""Remedies for unsupported dtypes, by their character or kind."""
+
+
+def dtype_name(dtype: np.dtype) -> str:
+    """The short name used in printed programs: f32, bf16, i64, bool, ..."""
+    return _NAMES.get(dtype, str(dtype))
+
+
+def wide_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype that sums are added in: float32 for floats of 16 bits, in which a sum of ones stops at 256 or 2048."""
+    return np.dtype(np.float32) if dtype in (np.float16, bfloat16) else dtype
+
+
+def is_inexact(dtype: np.dtype) -> bool:
+    """True for floats and complex numbers, the types that have gradients."""
+    return dtype in _INEXACT
+
+
+def check_dtype(dtype: np.dtype, what: str = "value") -> np.dtype:
+    """`dtype` in native byte order; raises DTypeError for an unsupported one."""
+    native = dtype if dtype.isnative else dtype.newbyteorder("=")
+    if native not in _NAMES:
+        remedy = _REMEDIES.get(native.char) or _REMEDIES.get(native.kind, "")
+        raise DTypeError(
+            f"{what} has dtype {dtype}, which funccoll does not support{remedy}. Supported: bool, int8 to int64, uint8 to "
+            "uint64, float16, bfloat16, float32, float64, complex64, complex128."
+        )
+    return native
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayType:
+    """Shape (elements per dimension, one device's), dtype, and `varying`.
+
+    `varying` holds the mesh axes along which devices may hold different values; a value that does not
+    vary over an axis is bitwise equal on all devices along it. (JAX calls this VMA.)
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    varying: frozenset[str] = frozenset()
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements on one device."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on one device."""
+        return self.size * self.dtype.itemsize
+
+    def vary(self, axes: Iterable[str]) -> ArrayType:
+        """The same type, varying over exactly `axes`."""
+        return ArrayType(self.shape, self.dtype, frozenset(axes))
+
+    def __str__(self) -> str:
+        varying = "{" + ",".join(sorted(self.varying)) + "}" if self.varying else ""
+        return f"{dtype_name(self.dtype)}[{','.join(map(str, self.shape))}]{varying}"
+
+
+_HOSTS = (1, 3)
+"""DLPack's kDLCPU and kDLCUDAHost."""
+
+
+def types_text(types: Iterable[ArrayType]) -> str:
+    """Types in a row as text; equal neighbours stand once, with their number."""
+    rows = [(f"{dtype_name(t.dtype)}{list(t.shape)}", len([*same])) for t, same in itertools.groupby(types)]
+    return ", ".join(text if count == 1 else f"{count} of {text}" for text, count in rows)
+
+
+def exported(value: Any) -> Any:
+    """An array of another library as one of NumPy by DLPack, anything else as it is.
+
+    DLPack leaves a torch tensor as it is; `__array__` forbids to resize it later. The result is valid until that happens.
+    """
+    if not hasattr(value, "__dlpack__") or hasattr(type(value), "__array_interface__"):
+        return value
+    try:
+        return np.from_dlpack(value) if int(value.__dlpack_device__()[0]) in _HOSTS else value
+    except (TypeError, RuntimeError, BufferError, ValueError):
+        if not hasattr(value, "__array__"):
+            raise
+        return value  # of a dtype that DLPack lacks, or NumPy's protocol says better why it cannot be read
+
+
+def refuse_objects(value: object, array: np.ndarray) -> None:
+    """Raise a DTypeError for an object which NumPy made `array` of without knowing what it holds."""
+    if array.dtype == object and not isinstance(value, np.ndarray):
+        raise DTypeError(
+            f"a value is {without_value(value)}, which is not an array. Pass arrays and numbers, and "
+            f"pytrees of them.{registration_remedy(value)}"
+        )
+
+
+def type_of(value: object) -> ArrayType:
+    """The type of a concrete value (an ndarray, a NumPy scalar, a Python scalar): it varies over nothing."""
+    array = np.asarray(exported(value))
+    refuse_objects(value, array)
+    return ArrayType(array.shape, check_dtype(array.dtype))

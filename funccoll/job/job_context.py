@@ -1,0 +1,373 @@
+"""The job: its number of processes, joining and leaving it, and meshes that fit it."""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import functools
+import os
+import resource
+import sys
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from .. import config
+from ..core import machine_profile
+from ..core.keywords import explains_keywords
+from ..core.mesh import Mesh, number_hosts
+from ..core.traced_ranks import note_rank
+from ..errors import DeviceError, MeshError, RendezvousError, user_source
+from ..runtime.recorder import begin_from_environment, end
+from ..runtime.transport import Transport, choose_job_transport, load_transport
+from . import rendezvous, reports
+from .failure_detector import Watch
+from .forking import ForkHandshake
+from .handshake import JobSpec
+from .identity import check_joined, describe_rank, new_job, own_place, started_by
+from .membership import Membership
+from .torch_group import default_group
+
+__all__ = [
+    "check_alone",
+    "current",
+    "current_job",
+    "finalize",
+    "init",
+    "joined_transport",
+    "make_mesh",
+    "on_device",
+    "rank",
+    "record_from_environment",
+    "transport_of",
+    "world_size",
+]  # fmt: skip
+
+DEVICE_TYPES = ("cpu", "cuda")
+
+_GRACE = 2.0  # seconds: see `Watch.grace`. Ranks hear of a failure within milliseconds, and then print it
+
+
+class _Process:
+    """State of this process, which is in one job at a time: its membership is replaced, this stays."""
+
+    def __init__(self) -> None:
+        self.membership: Membership | None = None
+        self.epoch = 0  # of the next membership: its ranks must not meet those of one before
+        self.forked_from: Membership | None = None
+        """The parent's, which keeps what that owns: it must not be released here."""
+        self.handshake = ForkHandshake()
+        self.reports = False
+        """True when the launcher of this process listens to its reports."""
+        self._job: tuple[JobSpec, JobSpec] | None = None  # the current job, and what the launcher says of it
+
+    def place(self) -> tuple[int, int]:
+        """(processes, rank)."""
+        found = self.membership or self.forked_from
+        return own_place() if found is None else (found.world, found.rank)
+
+    def job(self, timeout: float) -> tuple[JobSpec, JobSpec]:
+        """The current job, of several processes, or the one that is to be joined, and what the launcher says of it."""
+        if self._job is None:
+            self._job = new_job(timeout)
+        return self._job
+
+    def join(self, timeout: float) -> Membership | None:
+        if self.membership is not None:
+            check_joined(self.membership.rank, self.membership.world)
+            return self.membership
+        if self.place()[0] == 1:
+            return None
+        if self.forked_from is not None:
+            raise RendezvousError(
+                f"this process was forked from rank {self.forked_from.rank} and is not a rank of its own. Do what needs the "
+                "other ranks in the parent; a DataLoader's workers, for example, only load data."
+            )
+        try:
+            self._begin(timeout)
+        finally:
+            if self.membership is None:
+                self._job = None
+        return self.membership
+
+    def _begin(self, timeout: float) -> None:
+        job, launched = self.job(timeout)
+        place = f"{launched.run} {launched.rank} "
+        joined = config.JOINED.read()
+        if job is launched and joined.startswith(place) and joined != f"{place}{os.getpid()}":
+            raise started_by(job.rank, job.variables)
+        record_from_environment(job)
+        collective_timeout = rendezvous.positive_number(config.TIMEOUT, "seconds")
+        fork_bytes = int(2**20 * rendezvous.positive_number(config.FORK_MIB, "mebibytes"))
+        of_epoch = replace(job, run=f"{job.run}-{self.epoch}")
+        kind = choose_job_transport(job)
+        try:
+            meeting = kind.meet(of_epoch, timeout)
+            with meeting.closed_on_error():
+                transport = kind(meeting)
+                words = transport.failure_words()
+                watch = Watch(job.rank, meeting.sockets, words, meeting.coordinator, meeting.connected)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise RendezvousError(
+                    f"rank {job.rank} cannot join the job: the system refuses what that needs ({error}). A sandbox "
+                    "(seccomp) may forbid it, or a limit be reached (`ulimit -a`)."
+                ) from error
+            raise RendezvousError(
+                f"rank {job.rank} may open only {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files (`ulimit -n`), and "
+                f"joining a job of {job.world} processes takes about {10 + 2 * min(job.world, 16)}."
+            ) from None
+        watch.grace = 0.0 if job.gives_grace else _GRACE
+        watch.hook_exceptions()
+        machine_profile.adopt(meeting.profile)
+        self.membership = Membership(self.epoch, meeting, watch, transport, collective_timeout, fork_bytes)
+        if launched.world > 1:
+            os.environ[config.JOINED] = f"{place}{os.getpid()}"
+        else:
+            os.environ[config.TORCH_RANK] = describe_rank(job)
+        if (launched.rank, launched.world) == (job.rank, job.world):
+            self.reports = reports.report(os.environ, job.rank, "joined")
+        _at_end()
+
+    def leave(self) -> None:
+        left, self.membership, self._job = self.membership, None, None
+        if left is not None:
+            self.epoch = left.epoch + 1
+            machine_profile.release()
+            for variable in (config.JOINED, config.TORCH_RANK):
+                os.environ.pop(variable, None)
+            left.leave()
+
+    def before_fork(self) -> None:
+        """Prepare for a fork of this process."""
+        if self.membership is not None:
+            self.handshake.begin()
+            self.membership.transport.before_fork()
+
+    def after_fork(self) -> None:
+        """Go on after a fork of this process."""
+        try:
+            if self.membership is not None:
+                self.membership.transport.after_fork()
+        finally:
+            self.handshake.wait()
+
+    def forked(self) -> None:
+        """Release everything that is the parent's, in a forked child."""
+        try:
+            self._disown()
+        finally:
+            self.handshake.ready()
+
+    def _disown(self) -> None:
+        left, self.membership, self._job = self.membership, None, None
+        if left is not None:
+            self.forked_from = left
+            left.disown(_executes())
+
+
+def _executes() -> bool:
+    """True when this forked child is about to execute another program, for `subprocess` with `preexec_fn`."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_execute_child" and frame.f_globals.get("__name__") == "subprocess":
+            return True
+        frame = frame.f_back
+    return False
+
+
+_PROCESS = _Process()
+
+
+@functools.lru_cache(maxsize=1)  # once in a process: neither can be undone
+def _at_end() -> None:
+    atexit.register(_PROCESS.leave)
+    _PROCESS.handshake.hook(_PROCESS.before_fork, _PROCESS.after_fork, _PROCESS.forked)
+
+
+def record_from_environment(job: JobSpec) -> None:
+    """Record this process from now to its end, if FUNCCOLL_PROFILE says so. Raises ProfileError."""
+    recorder = begin_from_environment(job.rank, job.world, job.run)
+    if recorder is not None:
+        atexit.register(end, recorder)
+
+
+def init(timeout: float | None = None, *, rendezvous_timeout: float | None = None) -> Membership | None:
+    """Join the other processes of the job: find them, share memory with them, and watch them.
+
+    Every process must call it, or `make_mesh`, which calls it. A later call only sets a `timeout` that is given. Returns
+    None in a single process. The launcher's variables say which processes are the job; where torch.distributed is initialized,
+    its default group does, so call it after `init_process_group` where no launcher does (torch.multiprocessing.spawn).
+
+    timeout: seconds that a collective waits for the others before it raises CollectiveTimeout; None leaves it what it is,
+    at first FUNCCOLL_TIMEOUT or 600. A process that has died is noticed at once, whatever the timeout.
+    rendezvous_timeout: seconds to wait for the others to join; FUNCCOLL_RENDEZVOUS_TIMEOUT or 60 when None.
+
+    Raises: RendezvousError when some do not join; it names them. MeshError where variables, or torch's group, contradict each
+    other.
+    """
+    for name, seconds in (("timeout", timeout), ("rendezvous_timeout", rendezvous_timeout)):
+        if seconds is not None and not (isinstance(seconds, (int, float)) and seconds > 0):
+            raise RendezvousError(f"fc.init: {name}={seconds!r} must be seconds, more than 0.")
+    if rendezvous_timeout is None:
+        rendezvous_timeout = _rendezvous_timeout()
+    world = _PROCESS.join(rendezvous_timeout)
+    if world is not None and timeout is not None:
+        world.timeout = float(timeout)
+    return world
+
+
+def _rendezvous_timeout() -> float:
+    return rendezvous.positive_number(config.RENDEZVOUS_TIMEOUT, "seconds")
+
+
+def finalize() -> None:
+    """Leave the job: the others see a clean exit. `init` joins again, with all the others.
+
+    Python calls it at its end. Arrays in shared memory stay valid.
+    """
+    if _PROCESS.membership is not None and _PROCESS.reports:
+        reports.report(os.environ, _PROCESS.membership.rank, "left")
+    _PROCESS.leave()
+
+
+def current() -> Membership | None:
+    """The job that this process has joined; None before `init`, after `finalize`, in one process and in a forked child."""
+    return _PROCESS.membership
+
+
+def current_job() -> JobSpec:
+    """This process's place, and the name of the run, which are those that it joins with."""
+    if _PROCESS.place()[0] == 1:
+        return JobSpec(0, 1, "")
+    return _PROCESS.job(_rendezvous_timeout())[0]
+
+
+def world_size() -> int:
+    """The number of processes of this job.
+
+    Before `init` it is what the launcher's variables say, or torch.distributed's default group where it is initialized.
+    """
+    return _PROCESS.place()[0]
+
+
+def rank() -> int:
+    """This process's number, 0 to world_size() - 1; in a traced function the device's position is `axis_index`."""
+    processes, number = _PROCESS.place()
+    if processes == 1:
+        note_rank(1)
+    return number
+
+
+def transport_of(mesh: Mesh) -> Transport:
+    """Return the transport of a mesh: the one it was made with, this job's for a mesh that came by pickle.
+
+    Raises: RendezvousError for a mesh of processes in a process that is not in a job.
+    """
+    if mesh.transport is not None:
+        return mesh.transport
+    if mesh.device_type != "cpu":
+        host = on_device(mesh, "cpu")
+        mesh.transport = load_transport("cuda")(host, transport_of(host))
+        return mesh.transport
+    if mesh.is_fully_addressable:
+        check_alone(mesh)
+        return load_transport("local")()
+    world = current()
+    if world is None:
+        raise RendezvousError(f"{mesh!r} is of a job that this process has left. Make a new mesh after fc.init().")
+    # Equal ones have one number, in all processes. Two with one checksum would only share communicators.
+    return world.transport.for_mesh(-1 - zlib.crc32(repr((mesh.axis_names, mesh.sizes)).encode()))
+
+
+def joined_transport(mesh: Mesh) -> Transport | None:
+    """Return the transport of a mesh, as `transport_of`; None for one on which nothing runs here, as without devices."""
+    of_job = not (mesh.is_abstract or mesh.is_fully_addressable) and mesh.device_type == "cpu" and current() is not None
+    return transport_of(mesh) if of_job else mesh.transport
+
+
+def check_alone(mesh: Mesh) -> None:
+    """Raise MeshError for a mesh that `make_mesh` made in a single process, which is one of several by now.
+
+    Torch's group may have been initialized since then: a program on the mesh would leave the other processes out.
+    """
+    made = mesh.made_alone
+    if made is None or (_PROCESS.membership is None and default_group() is None) or world_size() == 1:
+        return
+    raise MeshError(
+        f"{mesh!r} has only virtual devices of this process: it was made{made}, before torch.distributed was initialized or "
+        f"variables of a launcher were set. This is rank {rank()} of {world_size()} by now: make the mesh after that."
+    )
+
+
+def on_device(mesh: Mesh, device: str) -> Mesh:
+    """Return the same mesh with its arrays on GPUs ("cuda") or in host memory ("cpu"), always the same object.
+
+    Raises: DeviceError where no GPU can be used, or for another device.
+    """
+    if device not in DEVICE_TYPES:
+        raise DeviceError(f"device={device!r}: it is one of {', '.join(map(repr, DEVICE_TYPES))}.")
+    if mesh.device_type == device or mesh.is_abstract:
+        return mesh
+    found = mesh.on_devices
+    found.setdefault(mesh.device_type, mesh)
+    if device not in found:
+        # GPUs' processes agree over host memory. A mesh of GPUs without one of the host's came by pickle, or is a part of one.
+        transport = load_transport("cuda")(mesh, transport_of(mesh)) if device == "cuda" else None
+        made = Mesh(mesh.shape, mesh.devices, mesh.process, transport, device, mesh.hosts)
+        made.on_devices, made.made_alone = found, mesh.made_alone
+        found[device] = made
+    return found[device]
+
+
+@explains_keywords(example='fc.make_mesh({"data": 4, "model": 2})')
+def make_mesh(axes: Mapping[str, int], *, device: str | None = None, hosts: int | Sequence[int] | None = None) -> Mesh:
+    """A mesh with named axes, for example `make_mesh({"data": 4, "model": 2})`.
+
+    In a single process it has as many virtual devices as it asks for; in a job of several processes, one
+    device for each process. All processes make the same meshes in the same order. Each mesh has communicators of its
+    own, and those of one mesh belong to the first thread that calls a collective over it: for several threads make one
+    mesh for each, all of them in the main thread.
+
+    device: "cpu", or "cuda" for devices which are GPUs: virtual ones share one GPU. None takes the environment's
+    FUNCCOLL_DEVICE, else "cpu". A function that is jitted for a mesh of CPUs runs on GPUs where its arguments are there.
+
+    hosts: the hosts that virtual devices stand for: a number of equal hosts, or the host of each device, as (0, 0, 1, 1). The
+    mesh's collectives have the schedules, and so the bits, of a job of as many processes on such hosts. None is one host. In
+    a job the launcher knows the hosts, and `hosts` may be left out.
+
+    Raises: MeshError when sizes are not positive integers, or do not fit the job, when another process of this host has made
+    another mesh in the place of this one, and for hosts that do not fit the devices or are not the job's; DeviceError where no
+    GPU can be used.
+    """
+    mesh = Mesh(axes, hosts=() if hosts is None else hosts)
+    device = config.DEVICE.read() if device is None else device
+    processes = world_size()
+    if processes > 1:
+        if mesh.size != processes:
+            raise MeshError(
+                f"a mesh {dict(mesh.shape)} has {mesh.size} devices, and this job has {processes} processes: each "
+                f"process is one device. Start it with {mesh.size} processes, or choose sizes whose product is "
+                f"{processes}."
+            )
+        world = init()
+        assert world is not None
+        if hosts is not None and mesh.hosts != number_hosts(world.hosts):
+            raise MeshError(
+                f"hosts={hosts!r:.80}: in a job the launcher says on which hosts the processes are, and here they are on "
+                f"{_hosts_text(world.hosts)}. Leave hosts out, or give it only where there is one process."
+            )
+        number, source = next(world.mesh_numbers), user_source()
+        world.transport.compare_mesh(number, mesh.shape, "an unknown line" if source is None else str(source))
+        transport = world.transport.for_mesh(number)
+        made = Mesh(mesh.shape, range(mesh.size), world.rank, transport, hosts=number_hosts(world.hosts))
+        return on_device(made, device)
+    record_from_environment(JobSpec(0, 1, ""))
+    made, source = Mesh(mesh.shape, range(mesh.size), hosts=mesh.hosts), user_source()
+    made.made_alone = "" if source is None else f" at {source}"
+    return on_device(made, device)
+
+
+def _hosts_text(hosts: Sequence[int]) -> str:
+    """The hosts of a job in words."""
+    return f"{1 + max(hosts)} hosts, {tuple(hosts)!r:.80}" if number_hosts(hosts) else "one host"

@@ -1,0 +1,76 @@
+"""Membership in a job: all that depends on its ranks, from when this process joins them until it leaves."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from ..core.mesh import Mesh, number_hosts
+from ..runtime.transport import JobTransport
+from .failure_detector import Watch
+from .rendezvous import JoinedJob
+
+__all__ = ["Membership"]
+
+
+class Membership:
+    """This process's membership in a job: number `rank` of `world`. It owns what depends on the ranks, and ends it.
+
+    epoch: how many memberships this process had before: ranks meet those of their epoch alone. ranks, hosts: the members, and
+    the host of each, numbered in the order of first appearance. watch: the detection of their failures. transport: the memory
+    that ranks of a host share, and the communicators of all groups. timeout: seconds that a collective waits for the others.
+    fork_bytes: the most that is copied for a forked child. What is the process's own is in `job.world`.
+    """
+
+    def __init__(
+        self, epoch: int, meeting: JoinedJob, watch: Watch, transport: JobTransport, timeout: float, fork_bytes: int
+    ):  # fmt: skip
+        job, self.hosts = meeting.job, meeting.hosts
+        self.epoch, self.rank, self.world, self.ranks = epoch, job.rank, job.world, range(job.world)
+        self.watch, self.transport, self.timeout, self.fork_bytes = watch, transport, timeout, fork_bytes
+        self.processes_here = max(self.hosts.count(self.hosts[self.rank]), job.local, meeting.sharing)
+        """Processes of the job on this machine."""
+        self.mesh_numbers = itertools.count(1)
+        self.at_leave = ExitStack()
+        """Functions that are called before this process leaves the job, the last one first."""
+        self._owned: dict[str, Any] = {}
+        transport.join(self)
+
+    @functools.cached_property
+    def process_mesh(self) -> Mesh:
+        """The processes along one axis: always the same mesh, for which collectives are compiled once."""
+        transport, hosts = self.transport.for_mesh(0), number_hosts(self.hosts)
+        return Mesh({"process": self.world}, self.ranks, self.rank, transport, hosts=hosts)
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return what a library has once in a membership, under a name of its own: made at first, and dropped at the end."""
+        if name not in self._owned:
+            self._owned[name] = make()
+        return self._owned[name]
+
+    def leave(self) -> None:
+        """End all of it: the others see a clean exit."""
+        try:
+            self.at_leave.close()
+        finally:
+            self.transport.end(
+                "this process has left the job of this mesh (fc.finalize). Make a new mesh and compile anew."
+            )
+            self.watch.leave()
+            self.transport.close()
+            self._owned.clear()
+
+    def disown(self, executes: bool) -> None:
+        """Leave all of it to the parent, in a forked child, which may be about to execute another program.
+
+        What libraries own stays as it is, and is the parent's to release.
+        """
+        self.transport.end(
+            f"this process was forked from rank {self.rank} and is not a rank of its own: call compiled functions of a "
+            "job's mesh in the parent."
+        )
+        self.watch.disown()
+        self.transport.disown(None if executes else self.fork_bytes)

@@ -1,1 +1,0 @@
-"""GPUs: collectives by kernels over their memory."""

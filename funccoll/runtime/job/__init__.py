@@ -1,1 +1,0 @@
-"""The processes of a job: starting, meeting and watching them."""

@@ -1,1 +1,0 @@
-"""Virtual devices: collectives between the devices that one process plays."""

@@ -1,1 +1,0 @@
-"""NCCL: collectives between the GPUs of a job, one per process, through CuPy."""

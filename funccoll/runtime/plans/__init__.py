@@ -1,1 +1,0 @@
-"""Plans: the code of collectives for the stream interpreter, on whatever machine it runs."""

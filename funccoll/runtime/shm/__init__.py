@@ -1,1 +1,0 @@
-"""Processes of one host: collective groups executed by Numba kernels over shared memory."""

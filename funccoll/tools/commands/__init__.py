@@ -1,0 +1,4 @@
+"""The commands of `funccoll`, one file each: `main(words)` runs a command line and returns the exit code.
+
+They import `calibration`; only they import rich.
+"""

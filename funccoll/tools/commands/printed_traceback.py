@@ -1,0 +1,48 @@
+"""The traceback that a rank has printed: of an exception before it has joined the job, nothing else tells its launcher."""
+
+from __future__ import annotations
+
+import re
+
+from ...errors import Source, is_users
+from ...job.excepthook import shortened
+from ...job.processes import LineBuffer
+
+__all__ = ["ErrorLines"]
+
+_COLOURS = re.compile(r"\x1b\[[\d;]*m")
+_FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
+_ERROR = re.compile(r"(?:\w+\.)*(?P<words>\w+(?::.*)?)")
+
+
+class ErrorLines(LineBuffer):
+    """A rank's stderr, of which the last traceback is kept."""
+
+    def __init__(self, prefix: str):
+        super().__init__(prefix)
+        self._inside, self._source, self._found = False, "", ""
+
+    def feed(self, data: bytes) -> bytes:
+        """See `LineBuffer`."""
+        whole = super().feed(data)
+        for line in whole.splitlines():
+            self._read(_COLOURS.sub("", line.removeprefix(self.prefix).decode(errors="replace")))
+        return whole
+
+    @property
+    def raised(self) -> str:
+        """The last exception, as `raised ValueError: ... at train.py:12 (load)`; "" if there is none."""
+        return self._found
+
+    def _read(self, line: str) -> None:
+        if line == "Traceback (most recent call last):":
+            self._inside, self._source = True, ""
+        elif frame := _FRAME.fullmatch(line):  # of a SyntaxError it comes first
+            self._source = self._source if self._inside else ""
+            self._inside = True
+            if is_users(frame["file"]):
+                self._source = str(Source(frame["file"], int(frame["line"]), frame["function"] or "<module>"))
+        elif self._inside and not line.startswith((" ", "[Previous line")):
+            self._inside = False
+            if error := _ERROR.fullmatch(line):
+                self._found = f"raised {shortened(error['words'])}{self._source and f' at {self._source}'}"

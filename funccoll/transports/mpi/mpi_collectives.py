@@ -1,0 +1,307 @@
+"""MPI's own collectives, `algorithm="mpi"`, in the place of a schedule's moves; only where the user names it.
+
+They are not proved: the order in which MPI combines, and its NaNs and zeros in max and min, are its own, and may depend on the
+number of elements and on what a mesh's ranks run on. A mean is MPI's sum, divided. MPI has no 16-bit floats to combine, and no
+permute.
+
+Before each call the ranks agree, by a barrier of ours, that all of them are in it: what differs, a peer that is gone and one
+that does not come are diagnosed there, as for any other collective. Then nonblocking collectives are polled, with an eye on the
+peers.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from ...compiler.passes.buffers import SMALL_RESULT_BYTES
+from ...core.mesh import Mesh
+from ...core.types import dtype_name
+from ...errors import CollectiveTimeout, FunccollError, ScheduleError, at_source
+from ...runtime.collective_call import CollectiveCall, bind_arguments
+from ...runtime.transport import AgreedExecutable, CollectiveExecutable
+from ...schedules.collective import Collective
+from ..plans.control_block import Communicator
+from ..plans.flat_operand import FlatOperand
+from ..shm.shm_transport import SharedMemoryJob, SharedMemoryTransport
+
+__all__ = ["ALGORITHM", "MpiTransport"]
+
+ALGORITHM = "mpi"
+"""The algorithm of an equation that MPI executes."""
+
+_DATATYPES = {
+    "int8": "INT8_T", "uint8": "UINT8_T", "int16": "INT16_T", "uint16": "UINT16_T", "int32": "INT32_T", "uint32": "UINT32_T",
+    "int64": "INT64_T", "uint64": "UINT64_T", "float32": "FLOAT", "float64": "DOUBLE", "complex64": "C_FLOAT_COMPLEX",
+    "complex128": "C_DOUBLE_COMPLEX",
+}  # fmt: skip
+_OPS = {
+    "sum": "SUM", "mean": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN", "and": "BAND", "or": "BOR", "xor": "BXOR",
+}  # fmt: skip
+_MOST_ELEMENTS = (1 << 31) - 1
+_LEAST_TAGS = 1 << 15  # tags that every MPI has
+_GLANCE = 64  # polls between two looks at the peers and the clock
+_SPIN, _YIELD = 0.001, 0.05  # seconds of tight polling, and of polling that yields; then it sleeps
+_NAP = 0.0002
+_GRACE = 0.5  # seconds after a peer's failure in which what it had done its part of may still complete
+_NEWS = 1.0  # seconds in which the news of a failure come that MPI has noticed
+
+
+class MpiTransport(SharedMemoryTransport):
+    """The part of a job over MPI that serves one mesh: `mpi` is mpi4py's module, `whole` a communicator of the job's ranks.
+
+    known: MPI's communicators of the job, by the tags of ours. A mesh from a pickle gets a transport for each program.
+    """
+
+    native_algorithms = (ALGORITHM,)
+
+    def __init__(self, job: SharedMemoryJob, number: int, mpi: Any, whole: Any, known: dict[int, Any]):
+        super().__init__(job, number)
+        self.mpi, self._whole, self._communicators = mpi, whole, known
+
+    def compile(
+        self, calls: Sequence[CollectiveCall], mesh: Mesh, share_results: bool = False
+    ) -> Sequence[CollectiveExecutable]:
+        """See `Transport`. Neighbours are one call, those of MPI among themselves."""
+        made: list[CollectiveExecutable] = []
+        for native, several in groupby(calls, key=lambda call: call.native == ALGORITHM):
+            neighbours = list(several)
+            made += [MpiCall(self, neighbours)] if native else super().compile(neighbours, mesh, share_results)
+        return made
+
+    def communicator(self, ranks: Communicator) -> Any:
+        """MPI's communicator like one of ours, made when it is first needed. It blocks until all of its ranks are here.
+
+        Each of ours has one: other threads may use another with the same ranks at the same time.
+        """
+        if ranks.tag not in self._communicators:
+            made = self._whole.Create_group(self._whole.Get_group().Incl(ranks.members), ranks.tag % _LEAST_TAGS)
+            made.Set_errhandler(self.mpi.ERRORS_RETURN)
+            self._communicators[ranks.tag] = made
+        return self._communicators[ranks.tag]
+
+
+@dataclass(frozen=True, eq=False)
+class _MpiPart:
+    """One operand of one collective on this rank: where its input comes from, and what MPI is told."""
+
+    ranks: Communicator
+    collective: Collective
+    op: str = ""
+    flat: FlatOperand | None = None
+    """None for a barrier."""
+    source: int = 0
+    """Argument `source` of the call, or result ~source of it."""
+
+    @property
+    def has_output(self) -> bool:
+        """True where this rank gets something."""
+        return bool(self.collective.has_output(self.ranks.rank))
+
+
+class MpiCall(AgreedExecutable):
+    """Adjacent collectives of a program: a call with this rank's arrays returns the results. One agreement is for all."""
+
+    is_native = False
+
+    def __init__(self, transport: MpiTransport, calls: Sequence[CollectiveCall]):
+        from ..shm.diagnosis import Diagnosis, wrong_argument, wrong_count  # here: it imports LLVM
+
+        self.transport, self.mpi, self.registry = transport, transport.mpi, transport.job.communicators
+        for call in calls:
+            with at_source(call.source):
+                _check(call)
+        bound, self.inputs, self.outputs = bind_arguments(calls)
+        super().__init__(transport.agree(bound))
+        self._is_complete = False
+        ranks = {call.groups: ranks for call, ranks in zip(self.agreement.calls, self.agreement.communicators, strict=True)}
+        self._parts = [part for call in bound for part in _parts(call, ranks[call.groups])]
+        self._diagnosis = Diagnosis(self.registry, bound[0], self.agreement.communicators[0], self.registry.world.rank)
+        self._wrong_argument, self._wrong_count = wrong_argument, wrong_count
+        flat = [part for part in self._parts if part.flat is not None and part.source >= 0]
+        self._operands = {part.source: part.flat.operand for part in flat if part.flat is not None}
+
+    def __call__(self, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+        """This rank's results.
+
+        Raises: what a collective of a schedule raises. None runs any more after an error within MPI.
+        """
+        self.begin()
+        agreed = complete = False
+        self._check(arrays)
+        kept: list[Any] = [arrays]
+        try:
+            self.agreement()
+            agreed, self._is_complete = True, False
+            results = self._run(arrays, kept)
+            self._is_complete = complete = True
+            return tuple(results)
+        except BaseException as error:
+            if not complete and (agreed or self.agreement.completed_last_call):
+                self.registry.abandon(error, kept, self._diagnosis.name)  # what MPI may still write to is kept
+            raise
+
+    def begin(self) -> None:
+        """See `AgreedExecutable`."""
+        super().begin()
+        if self.agreement.is_mine:
+            self._is_complete = False
+
+    @property
+    def completed_last_call(self) -> bool:
+        """See `CollectiveExecutable`."""
+        return self.agreement.completed_last_call and self._is_complete
+
+    def _check(self, arrays: Sequence[Any]) -> None:
+        """Raise FunccollError for arrays that it was not made for, before the ranks agree that all of them are in it."""
+        if len(arrays) != len(self.inputs):
+            raise self._wrong_count(len(arrays), len(self.inputs), self._diagnosis.call)
+        for i, operand in self._operands.items():
+            array = arrays[i]
+            is_array = isinstance(array, (np.ndarray, np.generic))
+            if not is_array or array.dtype != operand.dtype or array.size != operand.size:
+                raise self._wrong_argument(i, array, operand, self._diagnosis.call)
+
+    def _run(self, arrays: Sequence[np.ndarray], kept: list[Any]) -> list[np.ndarray]:
+        """Start the collectives, those that read results of others when these are complete, and wait for all of them."""
+        results: list[np.ndarray] = []
+        finish: list[Callable[[], np.ndarray]] = []
+        requests: list[Any] = []
+        try:
+            for part in self._parts:
+                if ~part.source >= len(results):
+                    self._wait(requests)
+                    results += [last() for last in finish]
+                    requests, finish = [], []
+                communicator = self.transport.communicator(part.ranks)
+                if part.flat is None:
+                    requests.append(communicator.Ibarrier())
+                    continue
+                value = arrays[part.source] if part.source >= 0 else results[~part.source]
+                source = part.flat.flat_input(value, np.ascontiguousarray)
+                output, last = self._output(part, part.flat)
+                kept += (source, output, requests)
+                finish.append(last)
+                if part.flat.elements:
+                    requests.append(self._start(communicator, part, source, output))
+            self._wait(requests)
+        except self.mpi.Exception as error:
+            raise self._failure_of(error) from error
+        return results + [last() for last in finish]
+
+    def _output(self, part: _MpiPart, flat: FlatOperand) -> tuple[np.ndarray, Callable[[], np.ndarray]]:
+        """The flat memory of a result, and what makes the result of it."""
+        shape = flat.operand.out_shape if flat.is_output_flat else (flat.output_size,)
+        memory = self.transport.device.allocate(shape, flat.dtype)
+        if not part.has_output or not flat.elements:
+            memory[...] = 0
+
+        def finish() -> np.ndarray:
+            if part.op == "mean" and part.has_output:
+                np.divide(memory, part.collective.nranks, out=memory)
+            result = memory if flat.is_output_flat else np.ascontiguousarray(flat.shaped_output(memory))
+            result.flags.writeable = result.nbytes > SMALL_RESULT_BYTES
+            return result
+
+        return memory.reshape(-1), finish
+
+    def _start(self, communicator: Any, part: _MpiPart, source: np.ndarray, output: np.ndarray) -> Any:
+        """Start a collective of MPI; return its request, which keeps the arrays."""
+        mpi, kind, root = self.mpi, part.collective.kind, int(part.collective.root)
+        combines, is_root = part.collective.meaning.combines, root == part.ranks.rank
+        view, datatype = _view(source.dtype, combines)
+        given, taken = [source.view(view), getattr(mpi, datatype)], [output.view(view), getattr(mpi, datatype)]
+        op = getattr(mpi, _OPS[part.op]) if combines else None
+        if kind == "all_reduce":
+            return communicator.Iallreduce(given, taken, op)
+        if kind == "reduce":
+            return communicator.Ireduce(given, taken if is_root else None, op, root)
+        if kind == "reduce_scatter":
+            return communicator.Ireduce_scatter_block(given, taken, op)
+        if kind == "all_gather":
+            return communicator.Iallgather(given, taken)
+        if kind == "all_to_all":
+            return communicator.Ialltoall(given, taken)
+        if kind == "gather":
+            return communicator.Igather(given, taken if is_root else None, root)
+        if kind == "scatter":
+            return communicator.Iscatter(given if is_root else None, taken, root)
+        assert kind == "broadcast", kind
+        if is_root:
+            output[...] = source
+        return communicator.Ibcast(taken, root)
+
+    def _wait(self, requests: list[Any]) -> None:
+        """Poll requests until all are complete. Raises PeerFailure and CollectiveTimeout as a schedule's waits do."""
+        world, began, failed, polls = self.registry.world, time.monotonic(), 0.0, 0
+        test = self.mpi.Request.Testall
+        while not test(requests):
+            polls += 1
+            if polls % _GLANCE:
+                continue
+            now = time.monotonic()
+            if (failure := world.watch.failure(self.agreement.members)) is not None:
+                failed = failed or now
+                if now - failed > _GRACE:
+                    raise failure.error(self._diagnosis.position(waits=False))
+            if now - began > world.timeout:
+                raise CollectiveTimeout(
+                    f"rank {world.rank} waited {now - began:.1f} s for MPI to finish {self._diagnosis.name}, which all of "
+                    "these ranks have entered. fc.init(timeout=) or FUNCCOLL_TIMEOUT sets the seconds.\n"
+                    + self._diagnosis.table,
+                    self._diagnosis.call.source,
+                )
+            if now - began > _YIELD:
+                time.sleep(_NAP)
+            elif now - began > _SPIN:
+                os.sched_yield()
+
+    def _failure_of(self, error: Exception) -> FunccollError:
+        """The error of a collective in which MPI has failed: the peer's that has ended, once that is known."""
+        watch, began = self.registry.world.watch, time.monotonic()
+        while (failure := watch.failure(self.agreement.members)) is None and time.monotonic() - began < _NEWS:
+            time.sleep(0.01)
+        if failure is not None:
+            return failure.error(self._diagnosis.position(waits=False))
+        text = f"MPI failed in {self._diagnosis.name}: {error}\n{self._diagnosis.table}"
+        return FunccollError(text, self._diagnosis.call.source)
+
+
+def _parts(call: CollectiveCall, ranks: Communicator) -> Iterator[_MpiPart]:
+    """The parts of a collective, one for each operand."""
+    collective = call.schedule.collective
+    for operand in call.operands:
+        if operand.argument is None:
+            yield _MpiPart(ranks, collective)
+        else:
+            yield _MpiPart(ranks, collective, call.op, FlatOperand(operand, collective), operand.argument)
+
+
+def _view(dtype: np.dtype, combines: bool) -> tuple[np.dtype, str]:
+    """(the dtype as which MPI sees elements, MPI's name of it). What is only moved has its bits alone."""
+    if combines:
+        view = np.dtype(np.uint8) if dtype.kind == "b" else dtype
+    else:
+        view = np.dtype(f"u{min(dtype.itemsize, 8)}")
+    return view, _DATATYPES[view.name]
+
+
+def _check(call: CollectiveCall) -> None:
+    """Raise ScheduleError for what MPI lacks."""
+    name = call.kind
+    instead = f'Leave algorithm="{ALGORITHM}" out, or name one of fc.schedules.algorithms({name!r}).'
+    if name == "permute":
+        raise ScheduleError(f"{name}: MPI has no such collective. {instead}")
+    combines = call.schedule.collective.meaning.combines
+    for operand in call.operands:
+        if combines and operand.dtype.kind != "b" and operand.dtype.name not in _DATATYPES:
+            raise ScheduleError(f"{name}: MPI cannot combine {dtype_name(operand.dtype)}. {instead}")
+        largest = max(np.prod(operand.shape, dtype=object), np.prod(operand.out_shape, dtype=object))
+        if largest * max(1, operand.dtype.itemsize // 8) > _MOST_ELEMENTS:
+            raise ScheduleError(f"{name} of {largest:,} elements: MPI counts {_MOST_ELEMENTS:,} at most. {instead}")

@@ -1,0 +1,211 @@
+"""The transport of a mesh of GPUs, one per process of a job: native collectives of NCCL, and rounds of messages.
+
+Before anything is enqueued, the processes agree on the host that all of them are in the same call: what differs, a peer that
+is gone and one that does not come are diagnosed there, as without GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from ...core.mesh import Mesh, ReplicaGroups
+from ...errors import MeshError
+from ...platforms.device import GpuDevice
+from ...runtime.collective_call import CollectiveCall, Operand, bind_arguments
+from ...runtime.transport import AgreedExecutable, AgreedTransport
+from ...schedules.schedule import build
+from ..plans.flat_operand import FlatOperand
+from ..shm.collective_group import CollectiveGroup
+from ..shm.diagnosis import Diagnosis
+from ..shm.shm_transport import SharedMemoryTransport
+from .message_rounds import MessageRounds
+from .native import NativeOperand, is_native
+from .nccl_job import NcclJob
+from .watchdog import Enqueued
+
+__all__ = ["NcclCall", "NcclTransport"]
+
+_BYTE = np.dtype(np.uint8)
+
+
+class NcclTransport(AgreedTransport):
+    """The part of NCCL that serves one mesh. `host` is the transport of the same mesh in host memory."""
+
+    name = "nccl"
+
+    def __init__(self, job: NcclJob, host: SharedMemoryTransport):
+        super().__init__(host)
+        self.job, self.device = job, GpuDevice(job.gpu, job.check)
+        self._communicators: dict[tuple[tuple[int, ...], ...], Any] = {}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NcclTransport) and (self.job, self.host) == (other.job, other.host)
+
+    def __hash__(self) -> int:
+        return hash((self.job, self.host))
+
+    def compile(
+        self, calls: Sequence[CollectiveCall], mesh: Mesh, share_results: bool = False
+    ) -> Sequence[AgreedExecutable]:
+        """See `Transport`. All of them are one call, with one agreement."""
+        return [NcclCall(self, mesh, calls)]
+
+    def check(self) -> None:
+        """Raise what has failed on the GPU since; for `block_until_ready` and reads by the host, after they have waited.
+
+        Raises: PeerFailure when a rank has died, raised or left; CollectiveTimeout when the GPU has not finished in time.
+        """
+        self.job.check()
+
+    def communicator(self, mesh: Mesh, groups: ReplicaGroups) -> Any:
+        """NCCL's communicator of this rank's group, None for a group of one rank. All ranks come here in one order."""
+        if groups.size == 1:
+            return None
+        if groups.ranks not in self._communicators:
+            self._communicators[groups.ranks] = self._make(mesh, groups.ranks)
+        return self._communicators[groups.ranks]
+
+    def _make(self, mesh: Mesh, groups: tuple[tuple[int, ...], ...]) -> Any:
+        every = (tuple(range(mesh.size)),)
+        exchange = lambda record: _all_gather(record, mesh, self.host)
+        if every not in self._communicators:
+            self._communicators[every] = self.job.connect(mesh, every, exchange)
+        whole = self._communicators[every]
+        if groups == every:
+            return whole
+        if not hasattr(whole, "commSplit"):  # CuPy before 14
+            return self.job.connect(mesh, groups, exchange)
+        (color,) = [number for number, group in enumerate(groups) if mesh.process in group]
+        return self.job.split(whole, color, groups[color].index(self.job.world.rank))
+
+
+def _all_gather(record: np.ndarray, mesh: Mesh, host: SharedMemoryTransport) -> np.ndarray:
+    """The records of all ranks in host memory."""
+    operand = Operand(record.shape, (record.size * mesh.size,), record.dtype, argument=0)
+    schedule = build("all_gather", mesh.size)
+    call = CollectiveCall(mesh.replica_groups(mesh.axis_names), schedule, "", (operand,), "communicator of NCCL")
+    return CollectiveGroup(host.job.communicators, host.number, [call])(record)[0]
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """One operand of one collective, on this rank: where its input comes from, and what is executed."""
+
+    groups: ReplicaGroups
+    flat: FlatOperand
+    source: int | None
+    """Argument `source` of the call, or result ~source of it; None for a barrier, which reads a byte of its own."""
+    native: NativeOperand | None
+    rounds: MessageRounds | None
+
+
+class NcclCall(AgreedExecutable):
+    """Adjacent collectives of a program: a call with this rank's arrays enqueues them, and returns the results.
+
+    Those over one communicator that do not read each other's results are one group of NCCL. A barrier is one of the hosts, and
+    then one of the GPUs: a byte that all of them reduce.
+    """
+
+    def __init__(self, transport: NcclTransport, mesh: Mesh, calls: Sequence[CollectiveCall]):
+        self.transport, self.job, self.mesh = transport, transport.job, mesh
+        bound, self.inputs, self.outputs = bind_arguments(calls)
+        self.steps: list[list[_Part]] = [[]]
+        """Parts that do not read each other's results."""
+        results = begin = 0
+        for call in bound:
+            if any(o.argument is not None and ~o.argument >= begin for o in call.operands):
+                self.steps.append([])
+                begin = results
+            self.steps[-1] += self._parts(call)
+            results += sum(o.result is not None for o in call.operands)
+        super().__init__(transport.host.agree(bound))
+        registry = transport.host.job.communicators
+        self._diagnosis = Diagnosis(registry, bound[0], self.agreement.communicators[0], registry.world.rank)
+
+    def _parts(self, call: CollectiveCall) -> Iterator[_Part]:
+        job, schedule, op = self.job, call.schedule, call.op
+        members = call.groups.of(self.mesh.process)
+        rank = members.index(job.world.rank)
+        if call.is_barrier:
+            everywhere = build("all_reduce", len(members)).collective
+            flat = FlatOperand(Operand((1,), (1,), _BYTE), everywhere)
+            yield _Part(call.groups, flat, None, NativeOperand(job.nccl, flat, "max", rank), None)
+            return
+        for operand in call.operands:
+            flat = FlatOperand(operand, schedule.collective)
+            if len(members) > 1 and is_native(call.kind, op, operand.dtype, call.native):
+                yield _Part(call.groups, flat, operand.argument, NativeOperand(job.nccl, flat, op, rank), None)
+            else:
+                rounds = MessageRounds(job.nccl, schedule, flat, op, rank, job.fold)
+                yield _Part(call.groups, flat, operand.argument, None, rounds)
+
+    def __call__(self, *arrays: Any) -> tuple[Any, ...]:
+        """This rank's results, which the GPU may not have computed yet.
+
+        Raises: what a collective of the host raises, before anything is enqueued; MeshError, on all ranks, where several use
+        one GPU. What fails on the GPU is raised by a later call, or by `NcclTransport.check`.
+        """
+        self.begin()
+        self.job.check()
+        try:
+            self.agreement()
+            communicators = {part.groups: self.transport.communicator(self.mesh, part.groups) for part in chain(*self.steps)}
+            return self._enqueue(communicators, arrays)
+        except MeshError:  # all ranks refuse alike, and nothing was enqueued
+            raise
+        except BaseException as error:
+            if not (self.agreement.completed_last_call or self.job.is_over):
+                raise
+            ended_by = self.job.failure
+            self.job.fail(error, self._diagnosis.name)  # the others have enqueued what this rank has not
+            if ended_by is not None and ended_by is not error and isinstance(error, Exception):
+                raise ended_by from error  # the watchdog's, of which this one follows
+            raise
+
+    def _enqueue(self, communicators: Mapping[ReplicaGroups, Any], arrays: Sequence[Any]) -> tuple[Any, ...]:
+        with self.job.lock:
+            self.job.check()
+            used = [c for c in communicators.values() if c is not None]
+            call = Enqueued(self._diagnosis, used, self.job.gpu.record())
+            self.job.watchdog.watch(call)
+            results: list[Any] = []
+            for parts in self.steps:
+                results += self._run(parts, communicators, [self._input(part, arrays, results) for part in parts])
+            call.end = self.job.gpu.record()
+        return tuple(results)
+
+    def _input(self, part: _Part, arrays: Sequence[Any], results: Sequence[Any]) -> Any:
+        """The flat input of a part."""
+        if part.source is None:
+            return self.job.gpu.zeros((1,), _BYTE)
+        value = arrays[part.source] if part.source >= 0 else results[~part.source]
+        return part.flat.flat_input(value, self.job.gpu.contiguous)
+
+    def _run(
+        self, parts: Sequence[_Part], communicators: Mapping[ReplicaGroups, Any], sources: Sequence[Any]
+    ) -> list[Any]:
+        """The results of parts: the native ones as one group of each communicator, and then the others."""
+        gpu, nccl = self.job.gpu, self.job.nccl
+        native = [(p, p.native, s, p.native.make_output(gpu)) for p, s in zip(parts, sources, strict=True) if p.native]
+        groups: dict[Any, list[Any]] = {}
+        for part, operand, source, output in native:
+            if not operand.is_empty and (communicator := communicators[part.groups]) is not None:
+                groups.setdefault(communicator, []).append((operand, gpu.address(source), gpu.address(output)))
+        # NCCL promises no order between the communicators of a group, and two at once may deadlock: each has its own.
+        for communicator, together in groups.items():
+            nccl.groupStart()
+            try:
+                for operand, source, output in together:
+                    operand.enqueue(communicator, source, output, gpu.stream())
+            finally:
+                nccl.groupEnd()
+        made = {part: operand.finish(output) for part, operand, _, output in native if part.source is not None}
+        for part, source in zip(parts, sources, strict=True):
+            if part.rounds is not None:
+                made[part] = part.rounds.run(communicators[part.groups], source, gpu)
+        return [made[part] for part in parts if part in made]

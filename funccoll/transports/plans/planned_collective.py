@@ -1,0 +1,180 @@
+"""Planned collectives: a call as one rank executes it, with its slots in the table of addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from ...kernels.cpu import combine_address
+from ...runtime.collective_call import CollectiveCall, Operand
+from ...schedules.chunk_layout import ChunkLayout, cut_as_one
+from ...schedules.schedule import Schedule
+from ...schedules.streams.streams import Streams
+from .control_block import Communicator
+from .staging import Part, staged_parts
+
+__all__ = ["CPU", "EAGER_SPAN", "NON_TEMPORAL", "PlannedCollective", "Target", "layouts_of"]
+
+EAGER_SPAN = 2
+"""The advance of a rank's counter in an eager collective: 1 when its cell is published, 2 when it has its results."""
+NON_TEMPORAL = 1.5
+"""Bytes of all ranks' arrays, over those of the caches, from which on results are written with non-temporal stores. Measured
+with 32 MiB of cache and two ranks, where each result is read and replaces the one before: with 48 or 64 MiB of arrays every
+collective is up to 1.7 times faster, with 32 MiB only all_reduce, and with 16 MiB most take up to twice as long."""
+
+
+class Target(NamedTuple):
+    """The machine for which a plan is written."""
+
+    combine: Callable[[str, np.dtype], int]
+    """The `function` of a COMBINE for an op and a dtype."""
+    publishes: bool = True
+    """True where ranks are processes, which publish the addresses of their arrays and what they run, and compare that."""
+    has_non_temporal: bool = True
+
+
+CPU = Target(combine_address)
+
+
+def layouts_of(schedule: Schedule, operands: Sequence[Operand]) -> list[ChunkLayout]:
+    """The layouts of a collective's arrays."""
+    kind = schedule.collective
+    layouts = [ChunkLayout.of(kind, o.shape, o.dtype.itemsize, o.dim, o.concat_dim) for o in operands]
+    if len(layouts) > 1 and kind.input_blocks == kind.output_blocks == 1 and schedule.prove().left_fold:
+        layouts = cut_as_one(layouts)
+    return layouts
+
+
+@dataclass(frozen=True)
+class PlannedCollective:
+    """A call of one rank, with everything that its code depends on.
+
+    Its slots in the table of addresses follow on `first_slot`: of each array and rank the input, the output and scratch. Where
+    inputs are staged, each chunk of one has its own slot. This rank then has one more for the address of each array, and two
+    for the staging buffer and for addresses that are not used.
+    """
+
+    call: CollectiveCall
+    layouts: Sequence[ChunkLayout]
+    communicator: Communicator
+    hash: int
+    """A hash of the call, the same on all ranks: a peer that shows another one runs something else."""
+    first_slot: int
+    segments: Sequence[Mapping[int, ChunkLayout]]
+    """The layouts of a range of every chunk, by the number of each array that has a part of it; one for all of the arrays where
+    arguments are copied whole."""
+    shared: Mapping[int, int] | None = None
+    """The chunks that peers read, of staged inputs (see `shared_chunks`); None where inputs are not staged."""
+    reads_directly: bool = False
+    """True where peers read private arguments themselves, so that nothing is staged."""
+    is_eager: bool = False
+    """True when it goes through cells: see `eager`."""
+    one_result: Streams | None = None
+    """The streams with one result for all ranks, which HOLDER has: see `shared_results`."""
+    lends: bool = False
+    """True where the root of a broadcast may lend its argument: then its slot of scratch has the address, else the heap's."""
+    target: Target = CPU
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule that is executed."""
+        return self.call.schedule if self.one_result is None else self.one_result.schedule
+
+    @property
+    def span(self) -> int:
+        """The advance of a rank's counter in it, or in each of its segments."""
+        return EAGER_SPAN if self.is_eager else self.streams.span
+
+    @cached_property
+    def streams(self) -> Streams:
+        """The verified streams."""
+        if self.one_result is not None:
+            return self.one_result
+        return self.schedule.streams(self.communicator.hosts).verify()
+
+    @cached_property
+    def non_temporal(self) -> bool:
+        """True when all ranks of this host together read and write more than the caches hold."""
+        ranks = len(self.communicator.neighbours)
+        nbytes = ranks * sum((layout.input.size + layout.output.size) * layout.itemsize for layout in self.layouts)
+        return self.target.has_non_temporal and nbytes >= NON_TEMPORAL * self.communicator.cache_bytes
+
+    @cached_property
+    def staged(self) -> list[tuple[Mapping[int, Sequence[Part]], int]]:
+        """The staged parts of each segment, by array, and the bytes of a buffer for their copies."""
+        return [({}, 0) if self.shared is None else staged_parts(segment, self.shared) for segment in self.segments]
+
+    @cached_property
+    def segment_bytes(self) -> int:
+        """Bytes of the staging buffer for one segment."""
+        return max(nbytes for _, nbytes in self.staged)
+
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes of the staging buffer: two segments overlap."""
+        return self.segment_bytes * min(2, len(self.segments))
+
+    @property
+    def overflow_bytes(self) -> int:
+        """Bytes of the addresses that a rank publishes, when its control line is too small for them; else 0."""
+        published = 8 * self.slot_width * len(self.layouts) if not self.is_eager else 0
+        return published if published > self.communicator.control.table_bytes else 0
+
+    # ------------------------------------------------------------ slots
+
+    @cached_property
+    def input_slots(self) -> int:
+        """Slots of one input."""
+        return 1 if self.shared is None else self.schedule.collective.input_chunks
+
+    @cached_property
+    def slot_width(self) -> int:
+        """Slots of one array and rank."""
+        return self.input_slots + 2
+
+    @cached_property
+    def slot_stride(self) -> int:
+        """Slots from one array to the next."""
+        return self.schedule.nranks * self.slot_width
+
+    @property
+    def slot_count(self) -> int:
+        """All slots."""
+        arrays = len(self.layouts)
+        return arrays * self.slot_stride + (0 if self.shared is None else arrays + 2)
+
+    def slot(self, rank: int, number: int = 0, array: int = 0) -> int:
+        """One of a rank's slots for an array; the first is the input's, or its first chunk's."""
+        return self.first_slot + array * self.slot_stride + rank * self.slot_width + number
+
+    def rank_of(self, slot: int) -> int | None:
+        """The rank to which a slot belongs; None for those that only this rank has, and for another collective's."""
+        array, place = divmod(slot - self.first_slot, self.slot_stride)
+        return place // self.slot_width if 0 <= array < len(self.layouts) else None
+
+    def output_slot(self, rank: int, array: int) -> int:
+        """The slot of a rank's output."""
+        return self.slot(rank, self.input_slots, array)
+
+    def scratch_slot(self, rank: int, array: int) -> int:
+        """The slot of a rank's scratch."""
+        return self.slot(rank, self.input_slots + 1, array)
+
+    def argument_slot(self, array: int) -> int:
+        """The slot of this rank's argument, as it is bound."""
+        rank = self.communicator.rank
+        return self.slot(rank, 0, array) if self.shared is None else self.staging_slot - len(self.layouts) + array
+
+    @property
+    def staging_slot(self) -> int:
+        """The slot of the staging buffer."""
+        return self.first_slot + len(self.layouts) * (self.slot_stride + 1)
+
+    @property
+    def unused_slot(self) -> int:
+        """A slot for addresses that nothing reads."""
+        return self.staging_slot + 1

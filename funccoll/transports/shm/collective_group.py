@@ -1,0 +1,414 @@
+"""Groups of collectives between processes of one host: proved streams, executed by Numba kernels over shared memory.
+
+Every process compiles the same program. A collective group of it becomes one plan (`plan.py`) for this rank, and one
+native call. Results, scratch and copies of private arguments live in the heap; the kernel looks up the addresses of the
+call's arrays, publishes them, and reads the peers'.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate
+from operator import is_
+from threading import get_ident
+from typing import Any
+
+import numpy as np
+
+from ...core.ir import Var
+from ...errors import FunccollError, at_source
+from ...job import host
+from ...kernels.cpu import interpreter
+from ...kernels.frame import (
+    ACCUMULATOR_BYTES,
+    BUDGET_SPENT,
+    FAILED,
+    FINISHED,
+    MESSAGE_FAULT,
+    MISMATCH,
+    NEEDS_FALLBACK,
+    PIECES_BYTES,
+    READ_FAULT,
+    WAITING,
+    WORD,
+)
+from ...runtime.collective_call import CollectiveCall, Operand
+from ...runtime.recorder import Recorder, register
+from ...runtime.transport import CollectiveExecutable
+from ...schedules.streams.instructions import READ_DIRECTLY, Opcode
+from ..plans.control_block import Communicator
+from ..plans.message_table import MessageTable
+from .arena import block_size
+from .communicators import Communicators
+from .diagnosis import Diagnosis, require_turn, wrong_argument, wrong_count
+from .lending import Lending
+from .plan import build_plan
+from .plan_call import TUPLE_HEAD, PlanCall
+from .recorded_kernel import RecordedKernel
+from .results import UNSHARED_REFCOUNT as MEASURED_REFCOUNT
+from .results import ResultPool, new_result
+
+__all__ = ["CollectiveGroup"]
+
+_SUSPICIOUS = 0.5  # seconds after which a rank of another host is asked what it runs, and again after twice the time
+_SILENT = 1.0  # seconds without a message after which a rank of another host that left has sent its last one
+_NEWS_TIMEOUT = 1.0  # seconds in which the news of a rank's end follows on a message that failed
+# Spinning longer makes things worse on a busy machine (measured): the rank waited for may need this core. A test of a message
+# takes 10 to 300 ns; a yield to a process of another job costs its time slice, so ranks with a core each test it often first.
+_TRIES, _FEW_TRIES = 5000, 3
+_SPINS, _YIELDS, _PATIENCE = 60, 2000, 100_000_000  # nanoseconds
+
+
+class CollectiveGroup(PlanCall, CollectiveExecutable):
+    """A compiled collective group: call it with this rank's arrays to get a tuple of this rank's results.
+
+    What peers read of an array outside of the heap is copied into it, or they read it where it is. A call raises: PeerFailure
+    when a rank has died, raised or left; ProgramMismatch when one runs something else; CollectiveTimeout after
+    `fc.init(timeout=)` or FUNCCOLL_TIMEOUT seconds (600). No collective of the job runs after one of them.
+
+    All ranks of its communicators must call it. `frame` is the frame of its kernel (see `kernels.frame`).
+    """
+
+    is_recorded = True
+
+    def __init__(
+        self, registry: Communicators, number: int, calls: Sequence[CollectiveCall],
+        inputs: Sequence[Var] = (), outputs: Sequence[Var] = (), share_results: bool = False,
+    ):  # fmt: skip
+        """`share_results`: see `Transport.compile`. Calls take a few microseconds more, which large results are worth."""
+        self.world, self.heap, self.registry = registry.world, registry.heap, registry
+        self.calls = tuple(calls)
+        for call in self.calls:
+            if call.program is not None:
+                self.registry.programs[call.program.fingerprint] = call.program
+        self.communicators = [self._communicator(call, number) for call in self.calls]
+        self.members = sorted({m for c in self.communicators for m in c.members})
+        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+        self._claim = self.registry.claim(self.communicators)
+        self._numbers = tuple(sorted(self._claim.numbers))
+        all_here = self.heap.nranks == self.world.world  # on this host
+        self.plan = plan = build_plan(self.calls, self.communicators, share_results and all_here)
+        self.registry.call_sites.update(plan.call_sites)
+        make = [self._maker(number, operand, is_bound) for number, (operand, is_bound) in enumerate(plan.results)]
+        self._results = ResultPool(make, [o.out_nbytes for o, _ in plan.results])
+        self._buffers: list[np.ndarray] = []  # memory that all calls use
+        self._allocate()
+        count = lambda: int(self.registry.bases[self.communicators[0].number])
+        self._lending = Lending(plan, self.heap, self.world.rank, self._addresses, count) if plan.shared else None
+        """None where no result is shared."""
+        self._make_frame()
+        register(self)
+
+    def _communicator(self, call: CollectiveCall, number: int) -> Communicator:
+        with at_source(call.source):
+            return self.registry.communicator(call.groups, number)
+
+    @property
+    def agreement(self) -> CollectiveGroup:
+        """See `CollectiveExecutable`. (An attribute would be a cycle, which keeps the memory of what is not used any more.)"""
+        return self
+
+    def _maker(self, number: int, operand: Operand, is_bound: bool) -> Callable[[], np.ndarray]:
+        """A function that returns an array for a result."""
+        if number in self.plan.shared:
+            return _no_array  # `Lending` has one
+        return partial(new_result, self.heap, operand) if is_bound else new_result(self.heap, operand, zeros=True).view
+
+    def _allocate(self) -> None:
+        """Allocate the memory that the plan asks for."""
+        self._code = self.plan.code.copy()
+        self._addresses = np.zeros(self.plan.slots + 1, np.int64)
+        shared = [needed for needed in self.plan.allocations if needed.is_scratch]
+        begins = [0, *accumulate(block_size(needed.nbytes) for needed in shared)]
+        scratch = self.registry.scratch(self._claim, begins[-1])
+        self._buffers.append(scratch)
+        places = dict(zip(shared, begins, strict=False))
+        for needed in self.plan.allocations:
+            if needed in places:
+                offset = self.heap.offset_of(scratch) + places[needed]
+            else:
+                offset = self._buffer(needed.nbytes)
+                self._buffers[-1][: len(needed.content)] = np.frombuffer(needed.content, np.uint8)
+            self._addresses[list(needed.slots)] = self.heap.base + offset
+            self._code[list(needed.words)] = offset
+        for word, dtype in self.plan.dtype_words.items():
+            self._code[word] = id(dtype)
+
+    def _buffer(self, nbytes: int) -> int:
+        """The offset of new memory in the heap."""
+        self._buffers.append(self.heap.array((nbytes,), np.dtype(np.uint8)))
+        return self.heap.offset_of(self._buffers[-1])
+
+    def _make_frame(self) -> None:
+        self._operands = np.zeros(2 * self.plan.max_operands, np.int64)  # those of a combine, and of a piece of it
+        self._pieces = np.empty(PIECES_BYTES if self.registry.access.bounds else 0, np.uint8)
+        self._accumulator = np.zeros(ACCUMULATOR_BYTES, np.uint8)
+        self.frame = np.zeros(WORD.size, np.int64)
+        tables = (
+            (WORD.code, self._code), (WORD.addresses, self._addresses), (WORD.bases, self.registry.bases),
+            (WORD.histories, self.registry.histories), (WORD.floors, self.registry.floors),
+            (WORD.contention, self.registry.contention), (WORD.operands, self._operands),
+            (WORD.accumulator, self._accumulator), (WORD.pieces, self._pieces), (WORD.peers, self.registry.access.peers),
+        )  # fmt: skip
+        for word, table in tables:
+            self.frame[word] = table.ctypes.data
+        self.frame[WORD.heap] = self.frame[WORD.failure] = self.heap.base
+        self.frame[WORD.owner], self.frame[WORD.reading] = self.registry.access.owner, self.heap.reading_base
+        self.frame[WORD.heap_bytes], self.frame[WORD.instruction_budget] = self.heap.size, -1
+        self.frame[WORD.ndarray] = id(np.ndarray)
+        self.frame[WORD.unshared_refcount] = np.iinfo(np.int64).max if MEASURED_REFCOUNT is None else MEASURED_REFCOUNT
+        # A process bound to one core has it for itself as long as there are enough cores.
+        usable = _cores(frozenset(os.sched_getaffinity(0)))
+        cores = usable if usable > 1 else os.cpu_count() or 1
+        own_core = self.world.processes_here <= cores
+        self.frame[WORD.spins] = _SPINS if own_core else 0
+        self.frame[WORD.message_tries] = _TRIES if own_core else _FEW_TRIES
+        self.frame[WORD.yields], self.frame[WORD.patience] = _YIELDS, _PATIENCE
+        self._messages = MessageTable(self.plan.messages, self.world.transport.message_library, self.frame)
+        self._words: Any = memoryview(self.frame)  # type: ignore[arg-type]  # (NumPy's stubs: an array is a buffer)
+        self._kernel: Callable[[], int | None] = interpreter(self.frame.ctypes.data)
+
+        self._count = count = 1 + max(self.plan.arguments, default=-1)
+        self.bind(
+            self._kernel, self.frame.ctypes.data, (WORD.arguments, WORD.results, WORD.status), self._claim.words.ctypes.data,
+            self.registry.busy, self._numbers, self._results.kept, self._results.others, count, len(self.plan.results),
+        )  # fmt: skip
+        self.is_quick = self._lending is None
+
+    def record(self, recorder: Recorder | None) -> None:
+        """See `Recordable`. Each instruction is recorded."""
+        plain = interpreter(self.frame.ctypes.data)
+        self._kernel = plain if recorder is None else RecordedKernel(recorder, self, plain)
+        self.is_quick = recorder is None and self._lending is None
+
+    # ------------------------------------------------------------ calling
+
+    @property
+    def is_mine(self) -> bool:
+        """True in the thread to which the communicators belong: only its calls begin, those of others are refused."""
+        return self._claim.thread == get_ident()
+
+    @property
+    def completed_last_call(self) -> bool:
+        """See `CollectiveExecutable`."""
+        return self.is_mine and self.is_complete
+
+    def forget_last_call(self) -> None:
+        """Begin an executable of which this group is a part, unless another thread calls it."""
+        if self.is_mine:
+            self.is_complete = False
+
+    def call_slowly(self, arrays: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
+        """Call it by Python alone, if it may be called now: the first time, in another thread, while it is recorded."""
+        require_turn(self.registry, self._claim, self.calls[0].source)
+        self.is_complete = False
+        if len(arrays) != self._count:
+            raise wrong_count(len(arrays), self._count, self.calls[0])
+        return self._run(arrays)
+
+    def _run(self, arrays: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
+        """Call it from a thread that may."""
+        words, busy, lending, results, began = self._words, self.registry.busy, self._lending, (), False
+        try:
+            for number in self._numbers:
+                busy[number] = 1
+            results = self._results.others()
+            if lending is not None:
+                arrays, results = lending.prepare(self._bindable(arrays), results)
+            words[WORD.arguments], words[WORD.results] = id(arrays) + TUPLE_HEAD, id(results) + TUPLE_HEAD
+            began = True
+            self._kernel()
+            if words[WORD.status] != FINISHED:
+                results = self.finish(arrays, results)
+            self.is_complete = True
+            if lending is not None:
+                return lending.receive(results)
+            return (*results,)  # a new tuple: the pool must see that its arrays are in use
+        except BaseException as error:
+            if began:
+                self.interrupted(arrays, results, error)
+            if lending is not None and (self.is_complete or not began):
+                lending.repair()
+            raise
+        finally:
+            for number in self._numbers:
+                busy[number] = 0
+
+    def finish(self, arrays: tuple[Any, ...], results: tuple[np.ndarray, ...], _: object = None) -> tuple[np.ndarray, ...]:
+        """The results of a call whose kernel has returned before it had finished."""
+        words = self._words
+        try:
+            while words[WORD.status] == NEEDS_FALLBACK:  # nothing was published yet
+                arrays, results = self._fallback(arrays, results)
+                words[WORD.arguments], words[WORD.results] = id(arrays) + TUPLE_HEAD, id(results) + TUPLE_HEAD
+                self._kernel()
+            self._wait()
+            return results
+        except BaseException as error:
+            self.interrupted(arrays, results, error)
+            raise
+
+    def interrupted(self, arrays: tuple[Any, ...], results: tuple[np.ndarray, ...], error: BaseException) -> None:
+        """Note that an exception leaves the call: an interrupt, as soon as the kernel returns, or an error.
+
+        It may be told twice of one.
+        """
+        self.is_complete = self._words[WORD.status] == FINISHED
+        untouched = self._words[WORD.status] == NEEDS_FALLBACK and self._lending is None  # nothing was published, nor lent
+        if not self.is_complete and not untouched:
+            self.registry.abandon(error, (arrays, results, self), self._diagnosis().name)
+
+    def repeat(self, times: int, *arrays: Any) -> tuple[np.ndarray, ...]:
+        """The results of `times` calls in a row, made as one native call: for benchmarks of the kernels."""
+        self.frame[WORD.repeats] = times
+        try:
+            return self(*arrays)
+        finally:
+            self.frame[WORD.repeats] = 0
+
+    def _fallback(
+        self, arrays: tuple[Any, ...], results: tuple[np.ndarray, ...]
+    ) -> tuple[tuple[Any, ...], tuple[np.ndarray, ...]]:
+        """Arguments and results that the kernel can bind: unused results, arrays of scalars and views, a staging buffer.
+
+        All results are arrays in the heap: the kernel refuses one only when it is in use.
+        """
+        pc = self._words[WORD.fault_pc]
+        number = Opcode.BIND_ARG.read(self._code, pc, "argument")
+        if number < 0 and self._lending is not None:  # something else refers to them, a debugger say
+            return arrays, tuple([result.view() for result in results])
+        if number < 0:
+            return arrays, self._results.others()
+        if self._bindable(arrays) is not arrays:
+            return self._bindable(arrays), results
+        if Opcode.BIND_ARG.read(self._code, pc, "staging") == READ_DIRECTLY:
+            # Peers cannot read memory of devices, for example.
+            copy = self.heap.array(arrays[number].shape, arrays[number].dtype)
+            copy[...] = arrays[number]
+            return (*arrays[:number], copy, *arrays[number + 1 :]), results
+        nbytes = Opcode.BIND_ARG.read(self._code, pc, "nbytes")
+        Opcode.BIND_ARG.write(self._code, pc, "staging", self._buffer(nbytes))
+        return arrays, results
+
+    def _bindable(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments as arrays that the kernel can bind: the same tuple where all are. Raises FunccollError for others."""
+        made = list(arrays)
+        for i, (operand, call) in self.plan.arguments.items():
+            given, dtype = arrays[i], np.dtype(operand.dtype.type)
+            if not (type(given) is np.ndarray and given.dtype is dtype and given.flags.c_contiguous):
+                made[i] = np.array(given, order="C", copy=None)
+                if made[i].dtype == dtype:
+                    made[i] = made[i].view(dtype)
+            if made[i].dtype is not dtype or made[i].size != operand.size:
+                raise wrong_argument(i, given, operand, call)
+        return arrays if all(map(is_, made, arrays)) else tuple(made)
+
+    def _wait(self) -> None:
+        began, seen, deadlocks, reached = 0.0, None, 0, None
+        suspicious = _SUSPICIOUS
+        while (status := self._words[WORD.status]) != FINISHED:
+            if status == BUDGET_SPENT:
+                self._budget_spent()
+            elif status == MISMATCH:
+                raise self._diagnosis().mismatch()
+            elif status == MESSAGE_FAULT:
+                raise self._fault(lambda: self._messages.fault(self._diagnosis().name, self._words))
+            elif status == READ_FAULT:
+                raise self._fault(lambda: self._diagnosis().unreadable(self._words[WORD.read_error]))
+            elif status == FAILED and self._is_done():
+                return
+            else:
+                if reached != (place := (int(self._words[WORD.pc]), int(self._words[WORD.message_reached]))):
+                    began, seen, reached, suspicious = time.monotonic(), None, place, _SUSPICIOUS
+                waited = time.monotonic() - began
+                communicator = self.communicators[self.plan.collective(self._words[WORD.pc])]
+                waits = status == WAITING and int(self._code[self._words[WORD.pc]]) == Opcode.WAIT
+                # A peer may have done its part before it left: only a wait in vain after that is a failure.
+                failure = self.world.watch.failure(self._unfinished())
+                late = seen is not None and (waits or waited > _SILENT)
+                if failure is not None and (late or status == FAILED):
+                    raise failure.error(self._diagnosis().position(waits=status == WAITING))
+                seen = failure
+                if waited > self.world.timeout:
+                    raise self._diagnosis().timed_out(waited)
+                if status == WAITING:
+                    self.registry.waiting_for[communicator.number] = int(self._words[WORD.peer])
+                if waits:
+                    entry = communicator.entry
+                    cycle = self.registry.waits.wait(entry, self._words[WORD.peer], *self._goal())
+                    deadlocks = deadlocks + 1 if cycle else 0
+                    if deadlocks == 2:
+                        raise self._diagnosis().deadlock(cycle)
+                elif status == WAITING and waited > suspicious:
+                    suspicious *= 2
+                    found = self.registry.reports(communicator, [self._words[WORD.peer]])
+                    call, hash = self.registry.own_call(communicator)
+                    if any(report["call"][0] == call and report["call"][1] not in (0, hash) for report in found.values()):
+                        raise self._diagnosis().mismatch(found)
+            self._kernel()
+        for communicator in self.communicators:
+            self.registry.waiting_for.pop(communicator.number, None)
+        self.registry.waits.end_wait()
+
+    def _fault(self, otherwise: Callable[[], FunccollError]) -> FunccollError:
+        """The error of a message or a read that fails: that of a failed rank, if one is heard of soon."""
+        end = time.monotonic() + _NEWS_TIMEOUT
+        while (failure := self.world.watch.failure(self.members)) is None and time.monotonic() < end:
+            time.sleep(0.01)
+        if failure is not None:
+            return failure.error(self._diagnosis().position(waits=True))
+        return otherwise()
+
+    def _unfinished(self) -> list[int]:
+        """The members that have not done all of this call, as far as this host's memory tells: others may well have left."""
+        return [member for member in self.members if not self._has_finished(member)]
+
+    def _has_finished(self, member: int) -> bool:
+        mine = self.registry.bases
+        return all(
+            self.registry.counter(communicator, member) >= int(mine[communicator.number]) + self.plan.spans[communicator.number]
+            for communicator in self.communicators
+            if member in communicator.members
+        )
+
+    def _goal(self) -> tuple[int, int]:
+        """The counter that the kernel waits for, and the count."""
+        counter, number, value = (
+            Opcode.WAIT.read(self._code, self._words[WORD.pc], operand) for operand in ("counter", "communicator", "value")
+        )
+        return counter, int(self.registry.bases[number]) + value
+
+    def _is_done(self) -> bool:
+        """True when a rank failed after everything was done, and nothing that was read can have changed: finish the call."""
+        frame = self.frame
+        at_end = int(self._code[frame[WORD.pc]]) == Opcode.END and frame[WORD.repeats] <= 1
+        if not at_end or not self.registry.is_intact(self.members):
+            return False
+        frame[WORD.pc] = 0
+        return True
+
+    def _budget_spent(self) -> None:
+        """Fail: the budget of instructions, which only tests set, is spent."""
+        raise AssertionError("the budget of instructions is spent")
+
+    def _diagnosis(self) -> Diagnosis:
+        number = self.plan.collective(self._words[WORD.pc])
+        return Diagnosis(self.registry, self.calls[number], self.communicators[number], self._words[WORD.peer])
+
+
+
+@functools.lru_cache(maxsize=4)
+def _cores(affinity: frozenset[int]) -> int:
+    """`host.cores` of a process that is bound to these processors: it reads files, half a millisecond for each program."""
+    return host.cores()
+
+
+def _no_array() -> np.ndarray:
+    return _NO_ARRAY
+
+
+_NO_ARRAY = np.empty(0)

@@ -1,0 +1,446 @@
+"""The communicators of one job: their control blocks and counters, and the position of every rank."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import traceback
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...core.ir import Program
+from ...core.mesh import ReplicaGroups, number_hosts
+from ...core.program_difference import HASH_CHARACTERS, ProgramRow, program_rows
+from ...core.weak_values import WeakValues
+from ...errors import FunccollError, RendezvousError
+from ...job import host
+from ...job.calling_thread import calling_thread
+from ...job.membership import Membership
+from ...kernels.frame import CELL, LINE_BYTES, RECORD
+from ..plans.control_block import CELLS, CELLS_ON_SHARED_CORES, Cells, Communicator, ControlBlock
+from .decision_log import Decided, DecisionLog, Events, read_log
+from .heap import HEADER, Heap
+from .peer_access import PeerAccess
+from .plan import DESCRIPTION, DESCRIPTION_BYTES, CallSite
+from .process_notes import ProcessNotes
+from .wait_graph import WaitGraph, threads_alive
+
+__all__ = ["Claim", "Communicators"]
+
+_MAX_COMMUNICATORS = 4096
+"""The most pairs of a mesh and some of its axes over which one job communicates."""
+_ENTRY_WORDS = 4
+"""Words of an entry of the table: a hash of mesh and axes, begin and end of the control blocks, bytes of the caches."""
+_CELLS: tuple[Cells, ...] = (), CELLS, CELLS_ON_SHARED_CORES
+_ANSWER_TIMEOUT = 0.2
+"""Seconds in which ranks of other hosts say where they are. Soon after a rank was killed mpirun ends the others, too."""
+_ROWS_TIMEOUT = 1.0
+"""Seconds in which a rank answers about its program, whose constants it may have to read."""
+_MOST_ROWS = 12_000
+"""Rows of a program that are compared: their hashes are one answer."""
+_NOWHERE = "has not entered any collective of this group"
+_TOLD = 8
+"""Decisions of which a rank tells those of other hosts."""
+_NOTE_BYTES = 512
+_UNNOTED = FunccollError("an exception left a program, and another one came before it was noted")
+"""Bytes in which a rank says how many exceptions have left its programs, and which was the last."""
+
+
+class Communicators:
+    """The communicators of one job.
+
+    A table in the heap has the offsets of their control blocks, written by the first rank to use one.
+    """
+
+    def __init__(self, world: Membership, heap: Heap, access: PeerAccess, notes: ProcessNotes):
+        self.world, self.heap, self.access, self.notes = world, heap, access, notes
+        self.bases = np.zeros(_MAX_COMMUNICATORS, np.int64)
+        self.histories = np.zeros(_MAX_COMMUNICATORS, np.int64)
+        """By communicator, a hash of this process's eager collectives, of exceptions that left programs after a collective, and
+        of decisions that enclose collectives."""
+        self.floors = np.zeros(_MAX_COMMUNICATORS, np.int64)
+        """By communicator, a count that the counters of all its ranks have reached: see RESERVE."""
+        self.contention = np.zeros(2, np.int64)
+        """The waits' record of other processes that want this one's core: see `contention` in `kernels.frame`."""
+        self.busy = bytearray(_MAX_COMMUNICATORS)
+        """By communicator, 1 while one of its calls runs: a call from inside it, by a signal handler say, is refused."""
+        self.call_sites: WeakValues[int, CallSite] = WeakValues()
+        """By the hash that a rank publishes when it enters; plans keep them."""
+        self.programs: WeakValues[str, Program] = WeakValues()
+        """By fingerprint, the programs whose collectives this process has compiled; those keep them."""
+        self._scratch: dict[frozenset[int], np.ndarray] = {}
+        self._broken: FunccollError | None = None
+        self._known: dict[tuple, tuple[Communicator, list[tuple[tuple[int, ...], ControlBlock]]]] = {}  # with all groups
+        start = HEADER + ProcessNotes.nbytes(world.world)
+        self._abandoned = heap.view(start, (world.world,), np.int64)
+        start += self._abandoned.nbytes
+        self._notes = heap.view(start, (world.world, _NOTE_BYTES), np.uint8)
+        start += self._notes.nbytes
+        self.waits = WaitGraph(heap, world.rank, world.world, _MAX_COMMUNICATORS, start)
+        table = start + self.waits.nbytes
+        self._table = heap.view(table, (_MAX_COMMUNICATORS, _ENTRY_WORDS), np.int64)
+        self._first = -(-(table + self._table.nbytes) // LINE_BYTES) * LINE_BYTES
+        self._lock = threading.Lock()
+        self._claims: dict[frozenset[int], Claim] = {}
+        self._owners: dict[int, int] = {}  # threads, by communicator
+        self._logs: dict[int, DecisionLog] = {}
+        self._left_behind: list[object] = []
+        self.waiting_for: dict[int, int] = {}
+        """The ranks that threads of this one wait for, for longer than a moment, by the numbers of communicators."""
+        self._rows: tuple[str, Sequence[ProgramRow]] = "", ()
+        world.watch.answer_with("call", self._answer)
+        world.watch.answer_with("program", self._answer_about_program)
+
+    @property
+    def broken(self) -> FunccollError | None:
+        """The error that ended all collectives of this process. Once it is set, no claim has an owner any more."""
+        return self._broken
+
+    @broken.setter
+    def broken(self, error: FunccollError) -> None:
+        self._broken = error
+        for claim in list(self._claims.values()):
+            claim.thread = None
+
+    def communicator(self, groups: ReplicaGroups, number: int) -> Communicator:
+        """This process's communicator among these groups of the `number`-th mesh.
+
+        Its first use places the control blocks of all groups.
+        """
+        key = number, groups
+        with self._lock:
+            if key not in self._known:
+                members = groups.of(self.world.rank)
+                tag = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:7], "little")
+                entry, start, cells, cache_bytes = self._place(tag | 1, [len(group) for group in groups.ranks])
+                blocks = []
+                for group in groups.ranks:
+                    blocks.append((group, ControlBlock(start, len(group), cells=cells)))
+                    start += blocks[-1][1].nbytes
+                rank, hosts, control = members.index(self.world.rank), self._hosts(members), dict(blocks)[members]
+                of_machine = tag, self._piece_bytes(), cache_bytes, self.access.bounds
+                mine = Communicator(len(self._known), members, rank, control, entry, hosts, *of_machine)
+                self._known[key] = mine, blocks
+            return self._known[key][0]
+
+    def _hosts(self, members: Sequence[int]) -> tuple[int, ...]:
+        """The hosts of a group's ranks, where they are on several."""
+        return number_hosts(self.world.hosts[m] for m in members)
+
+    def _piece_bytes(self) -> int:
+        library = self.world.transport.message_library
+        return library.piece_bytes if library is not None else Communicator.piece_bytes
+
+    def _cache_bytes(self) -> int:
+        return host.cache_bytes(self.world.processes_here) or Communicator.cache_bytes
+
+    def _place(self, hash: int, sizes: Sequence[int]) -> tuple[int, int, Cells, int]:
+        """The entry and the offset of the control blocks along some axes, their cells, and the bytes of the host's caches.
+
+        They are the same in all processes, whichever asks first. Later ones get fewer cells, so that there are some for more of
+        them; where half of the room is used up, the rest is for lines.
+        """
+        nbytes_with = lambda cells: sum(ControlBlock(0, size, cells=cells).nbytes for size in sizes)
+        with self.heap.exclusive(self.world.timeout):
+            (found,) = np.nonzero(self._table[:, 0] == hash)
+            if found.size:
+                start, end, cache_bytes = self._table[found[0], 1:].tolist()
+                cells = next(cells for cells in _CELLS if nbytes_with(cells) == end - start)
+                return int(found[0]), start, cells, cache_bytes
+            used = int(np.count_nonzero(self._table[:, 0]))
+            start = int(self._table[used - 1, 2]) if used else self._first
+            room = (self._first + self.access.start) // 2 - start
+            share_cores = self.world.processes_here > (os.cpu_count() or 1)
+            if share_cores and 2 * nbytes_with(CELLS_ON_SHARED_CORES) <= room:
+                cells = CELLS_ON_SHARED_CORES
+            else:
+                cells = CELLS if nbytes_with(CELLS) <= room else ()
+            end, cache_bytes = start + nbytes_with(cells), self._cache_bytes()
+            if used < _MAX_COMMUNICATORS and end <= self.access.start:
+                self._table[used] = hash, start, end, cache_bytes
+                return used, start, cells, cache_bytes
+        raise FunccollError(
+            f"this job has {used:,} communicators, one for each mesh and the axes over which its programs communicate, and no "
+            "room for another: make each mesh once, with fc.make_mesh, and use it in all functions."
+        )
+
+    def end(self, why: str) -> None:
+        """Leave the job: no collective of this process runs any more."""
+        error = RendezvousError(why)
+        error.args = (why,)  # without the source line, which is not the one that will be wrong
+        self.broken = error
+
+    def abandon(self, error: BaseException, memory: object, name: str) -> None:
+        """Leave the collective of that name in the middle because of an error: none runs any more, on any rank.
+
+        `memory` is kept for good: a rank that was stopped may still write there when it goes on, and so may messages.
+        """
+        self._left_behind.append(memory)
+        if self.broken is None:
+            ours = isinstance(error, FunccollError)
+            self.broken = error if ours else FunccollError(f"{type(error).__name__} in the middle of {name}")
+            self._abandoned[self.world.rank] = 1
+            text = "".join(traceback.format_exception(error))  # an error of another thread may not have been raised here
+            head = "" if error.__traceback__ is not None else "Traceback (most recent call last):\n"
+            self.world.watch.report(head + text)
+
+    def lose_progress(self) -> None:
+        """See `Transport`. Without the note of an exception no later collective can be trusted.
+
+        It calls no function of Python's, for which the depth of recursion may not be left.
+        """
+        self._broken = self._broken or _UNNOTED
+        for claim in list(self._claims.values()):
+            claim.view[0] = 0
+
+    def counts(self, mesh: int) -> dict[int, int]:
+        """The counts of the communicators of the `mesh`-th mesh, by number: they grow with each collective."""
+        with self._lock:
+            numbers = [mine.number for key, (mine, _) in self._known.items() if key[0] == mesh]
+        return {number: int(self.bases[number]) for number in numbers}
+
+    def note_exception(self, numbers: Collection[int], place: str, text: str) -> None:
+        """Take note of an exception that left a program at `place`: peers which do not go on from there are refused.
+
+        `numbers` are those of the program's communicators.
+        """
+        count, _ = self.note(self.world.rank)
+        note = f"{count + 1} {text}".encode()[:_NOTE_BYTES]
+        self._notes[self.world.rank] = np.frombuffer(note.ljust(_NOTE_BYTES, b"\0"), np.uint8)
+        with self._lock:
+            known = {mine.number: mine for mine, _ in self._known.values()}
+        for number in numbers:
+            word = self._record(known[number].control, known[number].rank, RECORD.events)
+            events, history = Events.of(int(word)), self.histories[number : number + 1]
+            history[...] = _mixed(history.item(), place, 7)
+            word[...] = events._replace(exceptions=_mixed(events.exceptions, place, 5)).word
+
+    def note(self, rank: int) -> tuple[int, str]:
+        """The number of exceptions that left programs of a rank of this host after a collective, and the last one."""
+        number, _, text = self._notes[rank].tobytes().rstrip(b"\0").decode(errors="replace").partition(" ")
+        return int(number or 0), text
+
+    def program_rows(self, fingerprint: str) -> Sequence[ProgramRow]:
+        """The rows of a program whose collectives this process has compiled; none where it is not known. They cost a pass over
+        its constants."""
+        known, rows = self._rows
+        if known != fingerprint:
+            program = self.programs.get(fingerprint)
+            rows = program_rows(program) if program is not None else ()
+            self._rows = fingerprint, rows
+        return rows
+
+    def row_that_differs(self, mine: str, rank: int, theirs: str) -> tuple[ProgramRow, ProgramRow] | None:
+        """The first rows that differ between a program of this process and one of another rank, by their fingerprints.
+
+        It asks that rank, on the path of an error alone. None where that does not answer, or the programs do not tell.
+        """
+        rows = self.program_rows(mine)
+        ask = lambda **which: self.world.watch.ask(rank, {"kind": "program", "program": theirs, **which}, _ROWS_TIMEOUT)
+        if not rows or not (answer := ask(row=None)):
+            return None
+        hashes, n = str(answer["hashes"]), HASH_CHARACTERS
+        other = [hashes[i : i + n] for i in range(0, len(hashes), n)]
+        first = next((i for i, (row, hash) in enumerate(zip(rows, other, strict=False)) if row.hash != hash), None)
+        if first is None or not (answer := ask(row=first)):
+            return None
+        return rows[first], ProgramRow(*answer["row"])
+
+    def _answer_about_program(self, question: dict[str, Any]) -> dict[str, Any] | None:
+        """The hashes of a program's rows, or one row, for a rank that runs another program."""
+        rows = self.program_rows(question["program"])
+        if not rows:
+            return None
+        if question["row"] is not None:
+            return {"row": rows[question["row"]]}
+        return {"hashes": "".join(row.hash for row in rows[:_MOST_ROWS])}
+
+    def events(self, rank: int, communicator: Communicator) -> Events:
+        """The exceptions and decisions in the history of a rank of this host."""
+        return Events.of(int(self._record(communicator.control, communicator.members.index(rank), RECORD.events)))
+
+    def decisions(self, rank: int, communicator: Communicator) -> dict[int, Decided]:
+        """By number, the last decisions in the history of a rank of this host."""
+        return read_log(self.heap, communicator.control.record(communicator.members.index(rank)))
+
+    def decision_log(self, communicator: Communicator) -> DecisionLog:
+        """The log of this rank's decisions over a communicator."""
+        with self._lock:
+            number = communicator.number
+            if number not in self._logs:
+                record = communicator.control.record(communicator.rank)
+                self._logs[number] = DecisionLog(self.heap, record, self.histories, number)
+            return self._logs[number]
+
+    def _record(self, control: ControlBlock, rank: int, word: int) -> np.ndarray:
+        return self.heap.view(control.record(rank) + word, (), np.int64)
+
+    def published(self, communicator: Communicator, rank: int) -> dict[int, tuple[int, Events, dict[str, str]]]:
+        """A rank's cells, on this host: by the number of the call, the history, its events, and the description."""
+        found = {}
+        for ring in communicator.control.rings:
+            shape = (ring.cells, ring.cell_bytes // 8)
+            cells = self.heap.view(ring.of(communicator.members.index(rank)), shape, np.int64)
+            for words in cells[cells[:, CELL.number // 8] > 0].tolist():
+                text = self._description(words[CELL.text // 8])
+                found[words[CELL.number // 8]] = words[CELL.history // 8], Events.of(words[CELL.events // 8]), text
+        return found
+
+    def descriptions(self, communicator: Communicator) -> dict[int, dict[str, str]]:
+        """The call that each rank of this host entered last over the communicator's axes, by the names of DESCRIPTION."""
+        (blocks,) = (blocks for mine, blocks in self._known.values() if mine is communicator)
+        records = {rank: control.record(i) for members, control in blocks for i, rank in enumerate(members)}
+        texts = {rank: int(self.heap.view(record + RECORD.text, (), np.int64)) for rank, record in records.items()}
+        return {rank: self._description(text) for rank, text in texts.items() if self.notes.is_here(rank)}
+
+    def _description(self, start: int) -> dict[str, str]:
+        length = min(DESCRIPTION_BYTES, self.heap.size - start) if start else 0
+        text = self.heap.view(start, (length,), np.uint8).tobytes().partition(b"\0")[0].decode(errors="replace")
+        return dict(zip(DESCRIPTION, text.split("\x1f"), strict=False)) if text else {}
+
+    def is_intact(self, members: Sequence[int]) -> bool:
+        """True when no member has left a collective while peers could read its arrays; one that was killed has not left."""
+        return not any(self._abandoned[m] for m in members)
+
+    # ------------------------------------------------------------ where every rank is
+
+    def table(self, communicator: Communicator, others: Mapping[int, Mapping[str, Any]]) -> str:
+        """Positions of all ranks of the job, one line each; `communicator` is the one that this rank waits in.
+
+        `others` are the reports of other ranks.
+        """
+        silent = {"where": "has not said where it is"}
+        lines = []
+        for rank in self.world.ranks:
+            where = self._where(rank, communicator) if self.notes.is_here(rank) else others.get(rank, silent)["where"]
+            lines.append(f"  rank {rank} {where}")
+        return "\n".join(lines)
+
+    def reports(self, communicator: Communicator, ranks: Iterable[int] | None = None) -> dict[int, dict[str, Any]]:
+        """The reports of those ranks (None: all others) which answer at once: position, call, and the rank they wait for.
+
+        In a job on one host there are none: its memory tells.
+        """
+        if not number_hosts(self.world.hosts):
+            return {}
+        asked = [rank for rank in (self.world.ranks if ranks is None else ranks) if rank != self.world.rank]
+        return self.world.watch.ask_all(asked, {"kind": "call", "communicator": communicator.tag}, _ANSWER_TIMEOUT)
+
+    def own_call(self, communicator: Communicator) -> tuple[int, int]:
+        """(number, hash with the history) of the call that this rank entered last over a communicator.
+
+        The hash is 0 until it has entered: number and hash are written one after the other.
+        """
+        counter, call, hash = self.heap.view(communicator.control.line(communicator.rank), (3,), np.int64).tolist()
+        return call, hash if counter > call else 0
+
+    def counter(self, communicator: Communicator, rank: int) -> int:
+        """The counter of a rank; 0 for one of another host."""
+        line = communicator.control.line(communicator.members.index(rank))
+        return int(self.heap.view(line, (), np.int64)) if self.notes.is_here(rank) else 0
+
+    def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        """This rank's report, for one of another host that waits for it."""
+        mine = next((mine for mine, _ in list(self._known.values()) if mine.tag == question["communicator"]), None)
+        waits = next(reversed(self.waiting_for.copy().values()), -1)
+        if mine is None:
+            nothing = {"events": [0, 0], "decisions": [], "note": [0, ""]}
+            return {"where": _NOWHERE, "call": [0, 0], "said": {}, "waits": waits, **nothing}
+        return {
+            "where": self._where(self.world.rank, mine).removesuffix(" (this rank)"), "call": self.own_call(mine),
+            "said": self.descriptions(mine)[self.world.rank], "events": self.events(self.world.rank, mine),
+            "decisions": list(self.decisions(self.world.rank, mine).items())[-_TOLD:],
+            "note": self.note(self.world.rank), "waits": self.waiting_for.get(mine.number, waits),
+        }  # fmt: skip
+
+    def _where(self, rank: int, waiting: Communicator) -> str:
+        last = ""
+        # The communicator that this rank waits in comes last: its entry for a rank that is in none counts most.
+        for communicator, blocks in sorted([*self._known.values()], key=lambda known: known[0] is waiting):
+            for members, control in blocks:
+                if rank in members:
+                    done, hash, counter = self._line(control, members.index(rank))
+                    site = self.call_sites.get(hash)
+                    name = str(site or "a collective that this rank has not compiled")
+                    if hash and site is not None and done >= site.span:
+                        part = "" if site.segments == 1 else " or a segment of it"
+                        last = f"has finished {name}{part}, and has entered nothing since"
+                        if (awaited := self.waits.awaited(rank, communicator.entry)) is not None:
+                            last = f"has finished {name}{part}, and waits for rank {awaited} to enter the next"
+                    elif hash and done > 0:
+                        of = f" of {site.span}" if site else ""
+                        return f"is in {name} (rank {rank}'s step {done}{of})" + (" (this rank)" * (rank == self.world.rank))
+                    elif communicator is waiting and not counter:
+                        last = _NOWHERE
+        return last or "has not entered any collective"
+
+    def _line(self, control: ControlBlock, rank: int) -> tuple[int, int, int]:
+        """(instructions done since it entered, hash, counter) of a rank's control line."""
+        counter, number, hash = self.heap.view(control.line(rank), (3,), np.int64).tolist()
+        return counter - number, hash ^ int(self._record(control, rank, RECORD.history)), counter
+
+    # ------------------------------------------------------------ threads
+
+    def claim(self, communicators: Sequence[Communicator]) -> Claim:
+        """The claim to these communicators: one object for all that use the same ones."""
+        numbers = frozenset(c.number for c in communicators)
+        return self._claims.setdefault(numbers, Claim(numbers, tuple({c.entry for c in communicators})))
+
+    def take(self, claim: Claim) -> int | None:
+        """Give the communicators to the calling thread; those of a thread that has ended are free.
+
+        Threads of one rank that call collectives over one communicator come in no order that other ranks know, so that
+        contributions would be mixed. Returns the identifier of another thread that is alive and has called one, else None.
+        """
+        mine, alive = calling_thread(), threads_alive()
+        with self._lock:
+            for number in claim.numbers:
+                owner = self._owners.get(number, mine)
+                if owner != mine and owner in alive:
+                    return owner
+            self._owners.update(dict.fromkeys(claim.numbers, mine))
+            for other in self._claims.values():
+                if other.numbers & claim.numbers and other.thread != mine:
+                    other.thread = None
+            self.waits.own(claim.entries)
+            claim.thread = mine
+        if self.broken is not None:  # since this call has looked
+            claim.thread = None
+        return None
+
+    def scratch(self, claim: Claim, nbytes: int) -> np.ndarray:
+        """Memory that all calls over the communicators of a claim use in turn: after a call it is free."""
+        with self._lock:
+            found = self._scratch.get(claim.numbers)
+            if found is None or found.nbytes < nbytes:
+                found = self._scratch[claim.numbers] = self.heap.array((nbytes,), np.dtype(np.uint8))
+            return found
+
+
+def _mixed(hash: int, place: str, nbytes: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{hash} {place}".encode()).digest()[:nbytes], "little")
+
+
+class Claim:
+    """The right to call collectives over some communicators.
+
+    Attributes: `numbers` of the communicators; `entries`, theirs in the table of the job; `words`, one int64: the identifier of
+    the thread to which all of them belong, 0 when that is not known or none may call any more.
+    """
+
+    def __init__(self, numbers: frozenset[int], entries: tuple[int, ...]):
+        self.numbers, self.entries = numbers, entries
+        self.words = np.zeros(1, np.int64)
+        self.view: Any = memoryview(self.words)  # type: ignore[arg-type]  # (NumPy's stubs: an array is a buffer)
+
+    @property
+    def thread(self) -> int | None:
+        """The thread, None where `words` has 0."""
+        return self.view[0] or None
+
+    @thread.setter
+    def thread(self, identifier: int | None) -> None:
+        self.view[0] = identifier or 0

@@ -1,0 +1,91 @@
+"""Entries: barriers of the host before collectives that run elsewhere, as on GPUs, and the errors of what then fails there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...errors import FunccollError
+from ...runtime.collective_call import NOTHING, CollectiveCall
+from ...schedules.schedule import build
+from .collective_group import CollectiveGroup
+from .diagnosis import Diagnosis, job_is_over
+
+__all__ = ["Agreement", "Entry"]
+
+
+@dataclass(frozen=True)
+class Agreement(CollectiveCall):
+    """A barrier of the hosts, which a rank enters when it is about to run `agreed` elsewhere, and as which it is described."""
+
+    agreed: CollectiveCall | None = None
+
+    @staticmethod
+    def to(calls: Sequence[CollectiveCall]) -> Agreement:
+        """The agreement to collectives over the same groups: all that determines them is compared."""
+        first = calls[0]
+        key = " ".join(f"{call.key} {call.hash(())}" for call in calls)
+        barrier = build("barrier", first.schedule.nranks)
+        return Agreement(first.groups, barrier, "or", (NOTHING,), key, first.source, program=first.program, agreed=first)
+
+    @property
+    def kind(self) -> str:
+        """See `CollectiveCall`."""
+        assert self.agreed is not None
+        return f"the agreement to {self.agreed.kind}"
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """See `CollectiveCall`."""
+        assert self.agreed is not None
+        return self.agreed.fields
+
+
+class Entry:
+    """A barrier of the ranks that are about to run one collective elsewhere: they compare what it is.
+
+    It raises what that collective would raise on the host, in the same words.
+    """
+
+    def __init__(self, call: CollectiveCall, group: CollectiveGroup):
+        self._call = call
+        self.group = group
+        """The collective group of the barrier."""
+
+    def __call__(self) -> tuple[()]:
+        """Wait until all ranks are about to run the collective."""
+        self.group()
+        return ()
+
+    @property
+    def count(self) -> int:
+        """A number that grows when this rank has passed the barrier, also when an exception came then."""
+        return int(self.group.registry.bases[self.group.communicators[0].number])
+
+    @property
+    def members(self) -> Sequence[int]:
+        """The ranks of the job that run the collective together, in its order."""
+        return self.group.communicators[0].members
+
+    def failed(self, peer: int, waited_s: float | None) -> FunccollError:
+        """The error of the collective, which has ended in the middle.
+
+        It waited so long for `peer`; with None, the failure word stopped it.
+        """
+        group, watch = self.group, self.group.world.watch
+        diagnosis = Diagnosis(group.registry, self._call, group.communicators[0], peer)
+        failure = watch.failure(self.members)
+        if failure is not None:
+            return failure.error(diagnosis.position(waits=waited_s is not None))
+        return self.over() if waited_s is None else diagnosis.timed_out(waited_s)
+
+    def over(self) -> FunccollError:
+        """The error of a call after the collectives of the job have ended."""
+        return job_is_over(self.group.registry.broken, self._call.source)
+
+    def abandon(self, error: BaseException, memory: object) -> None:
+        """Leave the collective in the middle because of an error: no other one runs any more, on any rank.
+
+        `memory` is kept for good, because peers may still use it.
+        """
+        self.group.registry.abandon(error, memory, self._call.kind)

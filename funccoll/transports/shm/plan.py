@@ -1,0 +1,326 @@
+"""Plans: what one rank executes for several collectives in a row, worked out before anything is allocated.
+
+A plan knows shapes and dtypes, not addresses: BIND_ARG looks those up in every call. Its code and its tables are complete but
+for the memory that it needs, which `allocations` list.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ...errors import Source
+from ...runtime.collective_call import CollectiveCall, Operand
+from ...schedules.shared_results import HOLDER, copies_root, with_one_result
+from ...schedules.streams.instructions import LEFT_TO_STAGE, READ_DIRECTLY, UNALLOCATED, Opcode, disassemble
+from ..plans import staging
+from ..plans.control_block import CellRing, Communicator
+from ..plans.eager import ring_of, write_eagerly
+from ..plans.plan_writer import write_collective
+from ..plans.planned_collective import NON_TEMPORAL, PlannedCollective, layouts_of
+from ..plans.transit import Message
+from .arena import LENDABLE
+
+__all__ = ["DESCRIPTION", "DESCRIPTION_BYTES", "Allocation", "CallSite", "Plan", "build_plan"]
+
+
+def description(calls: Sequence[CollectiveCall]) -> bytes:
+    """The fields of DESCRIPTION, which a rank publishes when it enters, so that its peers can say what differs."""
+    columns = zip(*(call.fields for call in calls), strict=True)
+    alike = lambda values: values[:1] if len(set(values)) == 1 else values
+    fields = ["; ".join(alike(values)) for values in columns]
+    return "\x1f".join(field if len(field) < 120 else f"{field[:117]}..." for field in fields).encode() + b"\0"
+
+
+DESCRIPTION = ("collective", "op", "shapes", "dtypes", "axes", "algorithm", "line", "program", "arguments")
+"""Fields of a call's description, which ends with a zero byte."""
+DESCRIPTION_BYTES = 1 << 11
+
+
+@dataclass(frozen=True)
+class CallSite:
+    """A collective that this process has compiled, as the tables of errors name it."""
+
+    name: str
+    source: Source | None
+    span: int
+    """The advance of a rank's counter in it, or in each of its segments."""
+    segments: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.name} at {self.source}" if self.source else self.name
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Memory of this rank's own in the heap: the slots that hold its address, and the words of code that hold its offset.
+
+    It begins with `content`.
+    """
+
+    nbytes: int
+    slots: tuple[int, ...] = ()
+    words: tuple[int, ...] = ()
+    content: bytes = b""
+
+    @property
+    def is_scratch(self) -> bool:
+        """True for memory in which no call finds what another one left: calls of several plans can use it in turn."""
+        return bool(self.nbytes) and not self.words and not self.content
+
+
+class SharedResult(NamedTuple):
+    """A result that all ranks of a communicator share."""
+
+    ranks: tuple[int, ...]
+    """World ranks."""
+    holder: int
+    """The one that has it in its memory."""
+    slot: int
+    """The slot that has its address in the end; of a broadcast the heap's where the root has not lent its argument."""
+    argument: int | None
+    """Of a broadcast, the root's argument; None for an array that the holder makes."""
+    always: bool = True
+    """False where the root of a broadcast lends only what it need not copy; others then copy it themselves."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """One rank's code for several collectives in a row, and the memory that it needs."""
+
+    code: np.ndarray
+    """int64 words, see `schedules.streams.instructions`. Those that allocations name are still 0."""
+    starts: tuple[int, ...]
+    """The index of each collective's first word."""
+    slots: int
+    """Slots of the table of addresses."""
+    max_operands: int
+    """The most memory operands of one COMBINE."""
+    allocations: tuple[Allocation, ...]
+    arguments: Mapping[int, tuple[Operand, CollectiveCall]]
+    """The operand of each argument, and its collective."""
+    results: tuple[tuple[Operand, bool], ...]
+    """Each result's operand, and True where calls bind it: a rank that receives nothing has zeros."""
+    shared: Mapping[int, SharedResult]
+    """The results that ranks share, by number."""
+    call_sites: Mapping[int, CallSite]
+    """By the hash that a rank publishes."""
+    spans: Mapping[int, int]
+    """By communicator, the advance of a rank's counter in all of the code."""
+    dtype_words: Mapping[int, np.dtype]
+    """The words of code that get the address of an argument's dtype object."""
+    collectives: tuple[PlannedCollective, ...] = ()
+    messages: tuple[Message, ...] = ()
+    """The table of messages to and from other hosts."""
+
+    def collective(self, pc: int) -> int:
+        """The number of the collective to which the word at `pc` belongs."""
+        return max(0, bisect_right(self.starts, pc) - 1)
+
+    def text(self) -> str:
+        """The code as text, one line for each instruction: its place, and its operands by name."""
+        return "\n".join(map(str, disassemble(self.code.tolist())))
+
+
+def build_plan(
+    calls: Sequence[CollectiveCall], communicators: Sequence[Communicator], shares_results: bool = False
+) -> Plan:
+    """The plan of one rank for `calls`, each over its communicator. It depends on nothing else, and allocates nothing.
+
+    With `shares_results` large ones that all ranks get are one array, where that can be: nothing may write into results then.
+    """
+    planned, slots = [], 0
+    shares_results &= all(o.argument is None or o.argument >= 0 for call in calls for o in call.operands)
+    for call, communicator in zip(calls, communicators, strict=True):
+        planned.append(_planned(call, communicator, slots, shares_results))
+        slots += planned[-1].slot_count
+    bindings = _Bindings()
+    for collective in planned:
+        bindings.add(collective)
+    code, starts, bases, max_operands, sites = bindings.code, list[int](), dict[int, int](), 0, dict[int, CallSite]()
+    messages: list[Message] = []
+    for collectives, ring in _entries(planned):
+        number, hash = collectives[0].communicator.number, _hash(collectives)
+        if ring is None:
+            (collective,) = collectives
+            begins = [len(code)]
+            written = write_collective(code, messages, collective, bases.get(number, 0))
+            bindings.allocate(collective.overflow_bytes, words=tuple(written.table_words))
+        else:
+            written, begins = write_eagerly(code, collectives, ring, hash, bases.get(number, 0))
+        starts += begins
+        bases[number], max_operands = written.base, max(max_operands, written.max_operands)
+        entered = [collective.call for collective in collectives]
+        text = description(entered)
+        bindings.allocate(len(text), words=tuple(written.text_words), content=text)
+        sites[hash] = _call_site(entered, collectives[0])
+    for number, span in bases.items():
+        code += Opcode.ADVANCE.encode(communicator=number, span=span)
+    code += Opcode.END.encode()
+    words = np.array(code, np.int64)
+    words.flags.writeable = False
+    return Plan(
+        words, tuple(starts), slots, max_operands, bindings.allocations(), bindings.arguments, tuple(bindings.results),
+        bindings.shared, sites, bases, bindings.dtype_words, tuple(planned), tuple(messages),
+    )
+
+
+def _planned(
+    call: CollectiveCall, communicator: Communicator, first_slot: int, shares_results: bool
+) -> PlannedCollective:
+    schedule, operands = call.schedule, call.operands
+    is_eager = ring_of([schedule], layouts_of(schedule, operands), communicator) is not None
+    can_share = shares_results and not is_eager and not communicator.hosts and all(_is_large(operand) for operand in operands)
+    lends = can_share and copies_root(schedule)
+    one_result = with_one_result(schedule) if can_share and _exceeds_caches(operands, communicator) else None
+    if one_result is not None:
+        schedule = one_result.schedule
+    kind, layouts = schedule.collective, layouts_of(schedule, operands)
+    has_arguments = not is_eager and any(o.argument is not None and o.argument >= 0 for o in operands)
+    direct = has_arguments and staging.reads_directly(call.kind, layouts, communicator.direct_reads)
+    # With other hosts each segment would wait for messages of its own. Segments overlap a copy with the next, and keep what is
+    # combined in the caches: a single copy needs none.
+    in_segments = has_arguments and not communicator.hosts and not (
+        (direct or one_result is not None) and not kind.meaning.combines
+    )
+    cut = staging.segments_of(layouts) if in_segments else []
+    segments, shared = cut or [dict(enumerate(layouts))], dict[int, int]() if cut else None
+    if cut and not direct:
+        streams = schedule.streams().verify() if one_result is None else one_result
+        shared = staging.shared_chunks(streams, communicator.rank)
+    return PlannedCollective(
+        call, layouts, communicator, call.hash(segments, lends or one_result is not None), first_slot, segments,
+        shared, reads_directly=direct, is_eager=is_eager, one_result=one_result, lends=lends,
+    )  # fmt: skip
+
+
+def _is_large(operand: Operand) -> bool:
+    """True for an operand whose result can be lent, which takes some microseconds."""
+    return operand.argument is not None and operand.out_nbytes >= LENDABLE
+
+
+def _entries(planned: Sequence[PlannedCollective]) -> Iterator[tuple[Sequence[PlannedCollective], CellRing | None]]:
+    """The collectives that are entered together, and their cells: eager ones in a row that read no result of each other."""
+    begin, results = 0, 0
+    while begin < len(planned):
+        end, first, ring = begin, planned[begin], None
+        while end < len(planned) and planned[end].is_eager and planned[end].communicator is first.communicator:
+            if any(o.argument is not None and o.argument < 0 and ~o.argument >= results for o in planned[end].call.operands):
+                break
+            layouts = [layout for collective in planned[begin : end + 1] for layout in collective.layouts]
+            larger = ring_of([collective.schedule for collective in planned[begin : end + 1]], layouts, first.communicator)
+            if larger is None:
+                break
+            end, ring = end + 1, larger
+        entered, begin = planned[begin : max(end, begin + 1)], max(end, begin + 1)
+        yield entered, ring
+        results += sum(o.argument is not None for collective in entered for o in collective.call.operands)
+
+
+def _exceeds_caches(operands: Sequence[Operand], communicator: Communicator) -> bool:
+    """True where the results of all ranks are worth sharing also when they are made anew: they do not fit into the caches.
+
+    In the caches it costs more than it saves to write where others have read, because their copies of each line go first.
+    """
+    nbytes = sum(o.nbytes + o.out_nbytes for o in operands)
+    return len(communicator.members) * nbytes >= NON_TEMPORAL * communicator.cache_bytes
+
+
+def _shared_result(collective: PlannedCollective, i: int) -> SharedResult:
+    """Array i of a collective whose results are shared."""
+    members = collective.communicator.members
+    if collective.one_result is not None:
+        return SharedResult(members, members[HOLDER], collective.output_slot(HOLDER, i), None)
+    root, operands = collective.schedule.collective.root, collective.call.operands
+    always = _exceeds_caches(operands, collective.communicator)
+    return SharedResult(members, members[root], collective.scratch_slot(root, i), operands[i].argument, always)
+
+
+def _hash(collectives: Sequence[PlannedCollective]) -> int:
+    """The hash of collectives that are entered together."""
+    first, *others = (collective.hash for collective in collectives)
+    if not others:
+        return first
+    return int.from_bytes(hashlib.sha256(repr((first, *others)).encode()).digest()[:7], "little") | 1
+
+
+def _call_site(calls: Sequence[CollectiveCall], collective: PlannedCollective) -> CallSite:
+    kinds = ", ".join(dict.fromkeys(call.kind for call in calls))
+    name = f"{kinds} over {calls[0].groups}"
+    return CallSite(name, calls[0].source, collective.span, len(collective.segments))
+
+
+def _is_read_by_others(collective: PlannedCollective) -> bool:
+    """True where other ranks of the host read this rank's input in place."""
+    if collective.one_result is not None and not collective.schedule.collective.meaning.reduces:
+        return False  # they write it to the holder
+    return not collective.is_eager and len(collective.communicator.neighbours) > 1
+
+
+class _Bindings:
+    """Contents of this rank's own slots: arguments, results, and memory that is allocated."""
+
+    def __init__(self) -> None:
+        self.code: list[int] = []
+        self.arguments: dict[int, tuple[Operand, CollectiveCall]] = {}
+        self.results: list[tuple[Operand, bool]] = []
+        self.shared: dict[int, SharedResult] = {}
+        self.dtype_words: dict[int, np.dtype] = {}
+        self._allocations: list[Allocation] = []
+        self._empty: list[int] = []
+
+    def add(self, collective: PlannedCollective) -> None:
+        """Bind the slots of one collective."""
+        call, rank = collective.call, collective.communicator.rank
+        has_output = bool(call.schedule.collective.has_output(rank))
+        if collective.one_result is not None:
+            has_output = rank == HOLDER
+        elif collective.lends and _exceeds_caches(call.operands, collective.communicator):
+            has_output = rank == collective.schedule.collective.root  # it always lends one
+        if collective.shared is not None:
+            self.allocate(collective.staging_bytes, collective.staging_slot)
+        for i, operand in enumerate(call.operands):
+            argument, output = collective.argument_slot(i), collective.output_slot(rank, i)
+            capacity = max((segment[i].capacity for segment in collective.segments if i in segment), default=0)
+            chunks = collective.streams.schedule.scratch_chunks
+            self.allocate(capacity * chunks * operand.dtype.itemsize, collective.scratch_slot(rank, i))
+            if operand.argument is None:
+                self._empty += argument, output
+                continue
+            is_staged = collective.shared is not None and not staging.is_strided(collective.layouts[i])
+            how = LEFT_TO_STAGE if is_staged or not _is_read_by_others(collective) else UNALLOCATED
+            if collective.reads_directly and _is_read_by_others(collective):
+                how = READ_DIRECTLY
+            if operand.argument >= 0:
+                # NumPy's arrays share one object of each dtype; an operand's may be that of an array from a pickle.
+                self.dtype_words[len(self.code) + Opcode.BIND_ARG.offset("dtype")] = np.dtype(operand.dtype.type)
+            self._bind(operand.argument, argument, operand.nbytes, how, operand.size)
+            if operand.argument >= 0:
+                self.arguments[operand.argument] = operand, call
+            if has_output:
+                self._bind(~len(self.results), output, 0, UNALLOCATED)
+            else:
+                self._empty.append(output)  # no rank touches it
+            if collective.lends or collective.one_result is not None:
+                self.shared[len(self.results)] = _shared_result(collective, i)
+            self.results.append((operand, has_output))
+
+    def _bind(self, argument: int, slot: int, nbytes: int, buffer: int, count: int = 0) -> None:
+        self.code += Opcode.BIND_ARG.encode(argument=argument, slot=slot, nbytes=nbytes, staging=buffer, dtype=0, count=count)
+
+    def allocate(self, nbytes: int, *slots: int, words: tuple[int, ...] = (), content: bytes = b"") -> None:
+        """Ask for memory; with 0 bytes, all slots get the address of one empty array."""
+        if nbytes:
+            self._allocations.append(Allocation(nbytes, slots, words, content))
+        else:
+            self._empty += slots
+
+    def allocations(self) -> tuple[Allocation, ...]:
+        """All memory that was asked for."""
+        empty = [Allocation(0, tuple(self._empty))] if self._empty else []
+        return (*self._allocations, *empty)

@@ -1,0 +1,299 @@
+"""The transport of a job on one host: arrays in shared memory, collectives by kernels that read them in place."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...arrays.array import Array
+from ...arrays.array_layout import ArrayLayout
+from ...core.mesh import Mesh, ReplicaGroups, Sharding
+from ...errors import RendezvousError, Source, current_source
+from ...job import rendezvous
+from ...platforms.device import Run
+from ...platforms.host_device import HostDevice
+from ...runtime.collective_call import CollectiveCall, bind_arguments
+from ...runtime.transport import ArgumentCheck, CollectiveExecutable, FirstCall, Transport
+from .heap import HEADER, Heap, create, largest_arena
+from .peer_access import PeerAccess
+from .process_notes import ProcessNotes
+
+if TYPE_CHECKING:
+    from ...job.handshake import JobSpec
+    from ...job.membership import Membership
+    from ...job.rendezvous import JoinedJob
+    from ..plans.control_block import Communicator
+    from ..plans.message_table import MessageLibrary
+    from .collective_group import CollectiveGroup
+    from .communicators import Communicators
+
+__all__ = ["IMPLEMENTATION", "SharedMemoryJob"]
+
+
+class SharedMemoryJob:
+    """This process's part of the shared memory of a job, and the state that its collectives share.
+
+    Importing this module imports no LLVM: that happens when the first collective is compiled.
+    """
+
+    name = "shm"
+    message_library: MessageLibrary | None = None
+
+    def __init__(self, meeting: JoinedJob):
+        assert meeting.memory is not None
+        self.heap = Heap(meeting.memory, meeting.local_rank, len(meeting.local_ranks), meeting.job.rank)
+        self.allocate: Callable[..., np.ndarray] = self.heap.array
+        """Memory for arrays. After the end of the job it is private memory, so that arrays can still be made."""
+        self.world: Membership | None = None
+        self.access: PeerAccess | None = None
+        """From `join` on."""
+        self.gathers: dict[Any, Any] = {}
+        """Compiled all_gathers of `SharedMemoryTransport.gather_whole`."""
+        self._notes: ProcessNotes | None = None
+        self._shared: dict[str, Communicators] = {}
+        self._ended = False
+
+    @staticmethod
+    def meet(job: JobSpec, timeout: float) -> JoinedJob:
+        """See `JobTransport`."""
+        return rendezvous.meet(job, timeout, largest_arena(job.world), partial(create, job.world))
+
+    def failure_words(self) -> np.ndarray:
+        """See `JobTransport`."""
+        return self.heap.view(0, (HEADER // 8,), np.int64)
+
+    def join(self, world: Membership) -> None:
+        """See `JobTransport`."""
+        self.world = world
+        self.access = PeerAccess(self.heap, world)
+        self._notes = ProcessNotes(world, self.heap)
+
+    @property
+    def communicators(self) -> Communicators:
+        """The communicators of the job: one object, also when two threads are the first to ask.
+
+        Raises RendezvousError in a process that has left the job, or was forked from one of its ranks.
+        """
+        if self.world is None or self.access is None or self.notes is None:
+            raise RendezvousError("this process has left the job of this mesh. Make a new mesh after fc.init().")
+        found = self._shared.get("communicators")
+        if found is None:
+            from .communicators import Communicators  # here: it imports LLVM
+
+            made = Communicators(self.world, self.heap, self.access, self.notes)
+            found = self._shared.setdefault("communicators", made)
+        return found
+
+    @property
+    def notes(self) -> ProcessNotes | None:
+        """The notes of processes for each other; None once this process has left the job."""
+        return None if self._ended else self._notes
+
+    @property
+    def known_communicators(self) -> Communicators | None:
+        """The communicators; None when no collective was compiled yet."""
+        return self._shared.get("communicators")
+
+    def for_mesh(self, number: int) -> SharedMemoryTransport:
+        """See `JobTransport`."""
+        return SharedMemoryTransport(self, number)
+
+    def compare_mesh(self, number: int, axes: Mapping[str, int], source: str) -> None:
+        """See `JobTransport`. Ranks of one host are compared."""
+        if self.notes is not None:
+            self.notes.compare_mesh(number, axes, source)
+
+    def end(self, why: str) -> None:
+        """See `JobTransport`."""
+        self._ended, self.allocate = True, np.empty
+        if self._notes is not None:
+            self._notes.end()
+        if "communicators" in self._shared:
+            self._shared["communicators"].end(why)
+
+    def close(self) -> None:
+        """See `JobTransport`."""
+        self._shared.clear()  # caches of layouts keep meshes, and so this object: it must not keep the mapping
+        self.access = self._notes = None
+        self.gathers.clear()
+        self.heap.close()
+
+    def before_fork(self) -> None:
+        """See `JobTransport`."""
+        self.heap.before_fork()
+
+    def after_fork(self) -> None:
+        """See `JobTransport`."""
+        self.heap.after_fork()
+
+    def disown(self, most: int | None) -> None:
+        """See `JobTransport`."""
+        try:
+            self.heap.disown(most)
+        except MemoryError as error:  # nothing can be raised in a fork, and arrays that change would be worse
+            print(f"funccoll: {error}", file=sys.stderr, flush=True)
+            os._exit(1)
+
+
+class SharedMemoryDevice(HostDevice):
+    """Memory that the processes of a host share, and NumPy."""
+
+    def __init__(self, job: SharedMemoryJob):
+        self.job = job
+
+    @property
+    def allocate(self) -> Callable[..., np.ndarray]:
+        """See `Device`."""
+        return self.job.allocate
+
+    def execution(self, run: Run) -> str:
+        """See `Device`."""
+        access = self.job.access
+        return f"{super().execution(run)}, and native collectives{f'; {access.rule}' if access is not None else ''}"
+
+
+class SharedMemoryTransport(Transport):
+    """The part of it that serves one mesh."""
+
+    name = SharedMemoryJob.name
+
+    def __init__(self, job: SharedMemoryJob, number: int):
+        self.job, self.number = job, number
+        self.device = SharedMemoryDevice(job)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SharedMemoryTransport) and (self.job, self.number) == (other.job, other.number)
+
+    def __hash__(self) -> int:
+        return hash((self.job, self.number))
+
+    def compile(
+        self, calls: Sequence[CollectiveCall], mesh: Mesh, share_results: bool = False
+    ) -> Sequence[CollectiveExecutable]:
+        """See `Transport`. All of them are one native call."""
+        from .collective_group import CollectiveGroup
+
+        return [CollectiveGroup(self.job.communicators, self.number, *bind_arguments(calls), share_results)]
+
+    def agree(self, calls: Sequence[CollectiveCall]) -> CollectiveGroup:
+        """Compile a barrier of the ranks that are about to run collectives elsewhere, as on GPUs: they compare what these are.
+
+        It is one for all that are over the same groups.
+        """
+        from .collective_group import CollectiveGroup
+        from .entry import Agreement
+
+        along: dict[ReplicaGroups, list[CollectiveCall]] = {}
+        for call in calls:
+            along.setdefault(call.groups, []).append(call)
+        return CollectiveGroup(self.job.communicators, self.number, [*map(Agreement.to, along.values())])
+
+    def note_exception(self, executables: Sequence[CollectiveExecutable], done: int, error: BaseException) -> None:
+        """See `Transport`. Before the first collective of a program is complete, a retry fits what the others do."""
+        registry = self.job.known_communicators
+        if not done or registry is None or registry.broken is not None:
+            return
+        agreements = [executable.agreement for executable in executables if executable.agreement is not None]
+        place = agreements[done - 1].calls[-1].key
+        _note(registry, {c.number for agreement in agreements for c in agreement.communicators}, place, error)
+
+    def lose_progress(self) -> None:
+        """See `Transport`."""
+        registry = self.job.known_communicators
+        if registry is not None:
+            registry.lose_progress()
+
+    def decision(
+        self, executables: Sequence[CollectiveExecutable], kind: str, source: Source | None, identity: str
+    ) -> Callable[[int], None] | None:
+        """See `Transport`."""
+        from .decisions import Decision
+
+        found = _communicators(executables)
+        return Decision(self.job.communicators, found, kind, source, identity) if found else None
+
+    def first_call(
+        self, executables: Sequence[CollectiveExecutable], identity: str, layouts: Sequence[ArrayLayout],
+        name: Callable[[int], str],
+    ) -> FirstCall | None:  # fmt: skip
+        """See `Transport`."""
+        from .first_calls import NotedCall
+
+        if self.job.notes is None:
+            return None
+        return NotedCall(self.job.notes, _communicators(executables), f"{identity} mesh {self.number}", layouts, name)
+
+    def gather_whole(
+        self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding, named: tuple[str, Array] | None = None
+    ) -> np.ndarray:
+        """See `Transport`."""
+        from .values import gather_identity, gathers_of
+
+        job, (name, array) = self.job, named or ("", None)
+        layouts = [] if array is None else [array.layout]
+        identity = gather_identity(*layouts)
+        with self._noting("process_allgather"):
+            line = current_source()
+            gathers = gathers_of(block, sharding, identity, job.communicators, self.number, job.gathers, line)
+            first = self.first_call(gathers, f"{identity} {line} {name}", layouts, lambda _: f"{name} of process_allgather")
+            if first is not None and layouts:
+                first.note([array], [None])
+            for gather in gathers:
+                (block,) = gather(block)
+            if first is not None:
+                first.compare()
+            return np.array(block)
+
+    def compare_replicas(
+        self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
+    ) -> ArgumentCheck:
+        """See `Transport`. Each call costs a hash of all arguments, and one collective."""
+        from .values import replica_check
+
+        check = replica_check(mesh, layouts, name, self.job.communicators, self.number)
+
+        def check_noting(blocks: Sequence[Any], values: Sequence[np.ndarray | None]) -> None:
+            with self._noting("FUNCCOLL_DEBUG=detail"):
+                check(blocks, values)
+
+        return check_noting
+
+    @contextmanager
+    def _noting(self, place: str) -> Iterator[None]:
+        """Take note of an exception that leaves the block after a collective of this mesh, as `note_exception` does."""
+        registry = self.job.communicators
+        before = registry.counts(self.number)
+        try:
+            yield
+        except BaseException as error:
+            now = registry.counts(self.number)
+            done = {number for number in now if now[number] != before.get(number, 0)}
+            if done and registry.broken is None:
+                _note(registry, done, f"{place} {sorted(now[number] for number in done)}", error)
+            raise
+
+
+def _communicators(executables: Sequence[CollectiveExecutable]) -> list[Communicator]:
+    """The communicators of several ranks in which these collectives agree, each once."""
+    agreements = [executable.agreement for executable in executables if executable.agreement is not None]
+    found = {c.number: c for agreement in agreements for c in agreement.communicators if len(c.members) > 1}
+    return list(found.values())
+
+
+def _note(registry: Communicators, numbers: Collection[int], place: str, error: BaseException) -> None:
+    try:
+        source = current_source()
+        text = f"{type(error).__name__}: {error}".partition("\n")[0][:300] + (f" at {source}" if source else "")
+        registry.note_exception(numbers, place, text)
+    except BaseException:
+        registry.lose_progress()
+        raise
+
+
+IMPLEMENTATION = SharedMemoryJob
