@@ -6,6 +6,7 @@ import ast
 
 import pytest
 
+from tests.repo import folders_page
 from tests.repo.layers import (
     EXCEPTIONS,
     FILES,
@@ -89,6 +90,14 @@ def test_the_exceptions_are_all_used():
 
 def source_of(module: str) -> str:
     return ROOT.joinpath(*module.split(".")).with_suffix(".py").read_text()
+
+
+def test_architecture_has_the_folders_and_what_they_may_import():
+    page = folders_page.PAGE.read_text(encoding="utf-8")
+    assert folders_page.with_table(page) == page, "run python -m tests.repo.folders_page"
+    folders = [path for path in FILES if path.name == "__init__.py" and path.parent != ROOT]
+    silent = [str(path.parent) for path in folders if "import" not in "".join(folders_page.paragraphs(path)[1:2])]
+    assert not silent, f"their docstrings do not say, in a second paragraph, what they may import: {silent}"
 
 
 # ---------------------------------------------------------------- the checker itself can fail

@@ -26,7 +26,7 @@ from tests.support.ranks.ranks import launch
 from tests.support.spmd import MESHES, per_device
 
 FOLDER = Path(package.__file__).parent
-SHARED = {"__init__", "varying", "record", "rules"}
+SHARED = {"__init__", "record", "functions"}
 DESIGN = (Path(__file__).parents[3] / "ARCHITECTURE.md").read_text(encoding="utf-8")
 
 
