@@ -1,14 +1,14 @@
-/* The quick path of calls, for machines with a C compiler: what `compiler/callers.py` and `transports/shm/plan_call.py` do in
+/* The fast path of calls, for machines with a C compiler: what `compiler/fast_paths.py` and `transports/shm/plan_fast_path.py` do in
  * Python, without an interpreted instruction. Both are tested alike; FUNCCOLL_NATIVE=0 chooses Python.
  *
- *   Dispatch   calls the first of its callers that fits the arguments; base of jitted functions
- *   Caller     one signature: checks arguments, calls the program, makes Arrays of its results
+ *   Dispatch   calls the first of its fast_paths that fits the arguments; base of jitted functions
+ *   FastPath     one signature: checks arguments, calls the program, makes Arrays of its results
  *   BlockCall  one signature of arrays of NumPy's, without Arrays: `compiler/compile_spmd.py`
- *   PlanCall   a collective group: finds unused results, and runs the kernel without the GIL
+ *   PlanFastPath   a collective group: finds unused results, and runs the kernel without the GIL
  *   ArrayBase  the fields of an Array, and its block as a read-only view
  *
- * What is rare is left to Python: a Dispatch without a fitting caller calls `call_slowly`, a PlanCall that may not run at once
- * and a BlockCall of other arrays do too, and a PlanCall whose kernel returns before it has finished calls `finish`.
+ * What is rare is left to Python: a Dispatch without a fitting fast_path calls `fallback`, a PlanFastPath that may not run at once
+ * and a BlockCall of other arrays do too, and a PlanFastPath whose kernel returns before it has finished calls `finish`.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -22,7 +22,7 @@
 #error "the flags of calls are guarded by the GIL"
 #endif
 
-static PyObject *str_call_slowly, *str_finish, *str_interrupted, *str_is_one_block, *str_is_whole, *str_view,
+static PyObject *str_fallback, *str_finish, *str_interrupted, *str_is_one_block, *str_is_whole, *str_view,
     *str_find_local, *str_shift;
 static PyTypeObject *ndarray_type, *mapping_type;
 
@@ -187,7 +187,7 @@ guard_memory(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* ---------------------------------------------------------------- PlanCall */
+/* ---------------------------------------------------------------- PlanFastPath */
 
 /* Words of a frame: kernels/frame.py. */
 typedef struct { int arguments, results, status; } FrameWords;
@@ -203,14 +203,14 @@ typedef struct {
     Py_ssize_t *communicators;
     PyObject *kept;        /* list of tuples of results, one for a call */
     PyObject *others;      /* makes such a tuple */
-    char is_quick;         /* 0 where the kernel is another one: while a profile is recorded */
+    char is_fast;         /* 0 where the kernel is another one: while a profile is recorded */
     char is_complete;      /* 1 when the last call has done everything that others wait for */
-} PlanCall;
+} PlanFastPath;
 
 static PyTypeObject PlanCallType;
 
 static PyObject *
-plan_call_bind(PlanCall *self, PyObject *args)
+plan_call_bind(PlanFastPath *self, PyObject *args)
 {
     unsigned long long frame, owner;
     PyObject *kernel, *busy, *communicators, *kept, *others;
@@ -245,7 +245,7 @@ plan_call_bind(PlanCall *self, PyObject *args)
     Py_XSETREF(self->busy, Py_NewRef(busy));
     Py_XSETREF(self->kept, Py_NewRef(kept));
     Py_XSETREF(self->others, Py_NewRef(others));
-    self->is_quick = 1;
+    self->is_fast = 1;
     Py_RETURN_NONE;
 }
 
@@ -262,7 +262,7 @@ is_unused(PyObject *results, Py_ssize_t count)
 
 /* Arrays for the results of one call: a kept tuple whose arrays only it refers to, else others. */
 static PyObject *
-unused_results(PlanCall *self)
+unused_results(PlanFastPath *self)
 {
     for (Py_ssize_t i = PyList_GET_SIZE(self->kept); i-- > 0;) {
         PyObject *results = PyList_GET_ITEM(self->kept, i);
@@ -278,7 +278,7 @@ unused_results(PlanCall *self)
 }
 
 static void
-set_busy(PlanCall *self, char value)
+set_busy(PlanFastPath *self, char value)
 {
     char *busy = PyByteArray_AS_STRING(self->busy);
     for (Py_ssize_t i = 0; i < self->ncommunicators; i++)
@@ -288,11 +288,11 @@ set_busy(PlanCall *self, char value)
 #define BEFORE_IT_BEGAN (-2)
 
 /* 1: `results` are the call's, still those of the pool, and each held once more, so that a call from a finalizer cannot take
- * them: `let_go` drops them. 0: nothing was done, and `call_slowly` must do it. -1, BEFORE_IT_BEGAN: an exception. */
+ * them: `let_go` drops them. 0: nothing was done, and `fallback` must do it. -1, BEFORE_IT_BEGAN: an exception. */
 static int
-plan_call_run(PlanCall *self, PyObject *const *arrays, Py_ssize_t count, PyObject **results)
+plan_call_run(PlanFastPath *self, PyObject *const *arrays, Py_ssize_t count, PyObject **results)
 {
-    if (!self->is_quick || self->kernel == NULL || count != self->nargs
+    if (!self->is_fast || self->kernel == NULL || count != self->nargs
         || *self->owner != (int64_t)PyThread_get_thread_ident())
         return 0;
     for (Py_ssize_t i = 0; i < self->ncommunicators; i++)
@@ -366,7 +366,7 @@ copy_of(PyObject *results)
 }
 
 static PyObject *
-plan_call_call(PlanCall *self, PyObject *args, PyObject *kwargs)
+plan_call_call(PlanFastPath *self, PyObject *args, PyObject *kwargs)
 {
     PyObject *results;
     if (kwargs != NULL && PyDict_GET_SIZE(kwargs)) {
@@ -377,14 +377,14 @@ plan_call_call(PlanCall *self, PyObject *args, PyObject *kwargs)
     if (done < 0)
         return NULL;
     if (!done)
-        return PyObject_CallMethodOneArg((PyObject *)self, str_call_slowly, args);
+        return PyObject_CallMethodOneArg((PyObject *)self, str_fallback, args);
     PyObject *copy = copy_of(results);
     let_go(results);
     return copy;
 }
 
 static int
-plan_call_traverse(PlanCall *self, visitproc visit, void *arg)
+plan_call_traverse(PlanFastPath *self, visitproc visit, void *arg)
 {
     Py_VISIT(self->kernel);
     Py_VISIT(self->busy);
@@ -394,9 +394,9 @@ plan_call_traverse(PlanCall *self, visitproc visit, void *arg)
 }
 
 static int
-plan_call_clear(PlanCall *self)
+plan_call_clear(PlanFastPath *self)
 {
-    self->is_quick = 0;
+    self->is_fast = 0;
     Py_CLEAR(self->kernel);
     Py_CLEAR(self->kept);
     Py_CLEAR(self->others);
@@ -404,7 +404,7 @@ plan_call_clear(PlanCall *self)
 }
 
 static void
-plan_call_dealloc(PlanCall *self)
+plan_call_dealloc(PlanFastPath *self)
 {
     PyObject_GC_UnTrack(self);
     plan_call_clear(self);
@@ -421,16 +421,16 @@ static PyMethodDef plan_call_methods[] = {
 };
 
 static PyMemberDef plan_call_members[] = {
-    {"is_quick", T_BOOL, offsetof(PlanCall, is_quick), 0, "False where calls go through `call_slowly`."},
-    {"is_complete", T_BOOL, offsetof(PlanCall, is_complete), 0, "True when the last call has done all that others wait for."},
+    {"is_fast", T_BOOL, offsetof(PlanFastPath, is_fast), 0, "False where calls go through `fallback`."},
+    {"is_complete", T_BOOL, offsetof(PlanFastPath, is_complete), 0, "True when the last call has done all that others wait for."},
     {NULL, 0, 0, 0, NULL},
 };
 
 static PyTypeObject PlanCallType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "funccoll._native.PlanCall",
-    .tp_doc = "The quick call of a collective group: from this rank's arrays to a tuple of its results.",
-    .tp_basicsize = sizeof(PlanCall),
+    .tp_name = "funccoll._native.PlanFastPath",
+    .tp_doc = "The fast path of a collective group: from this rank's arrays to a tuple of its results.",
+    .tp_basicsize = sizeof(PlanFastPath),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .tp_new = PyType_GenericNew,
     .tp_dealloc = (destructor)plan_call_dealloc,
@@ -441,7 +441,7 @@ static PyTypeObject PlanCallType = {
     .tp_members = plan_call_members,
 };
 
-/* ---------------------------------------------------------------- Caller */
+/* ---------------------------------------------------------------- FastPath */
 
 typedef struct {
     PyObject *layout;     /* of an Array; NULL for an array of NumPy's */
@@ -461,11 +461,11 @@ typedef struct {
     PyTypeObject *array_type;
     Py_ssize_t layout_at, copies_at; /* where an Array has its fields */
     PyObject *run;
-    int is_group;         /* 1 where `run` is a PlanCall */
+    int is_group;         /* 1 where `run` is a PlanFastPath */
     PyObject *out_layouts;
     PyObject *unflatten;  /* NULL where the result is one Array */
     PyObject *failed;     /* takes note of an exception */
-} Caller;
+} FastPath;
 
 static PyTypeObject CallerType;
 
@@ -527,10 +527,10 @@ static PyObject *
 caller_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
     PyObject *expected, *array_type, *run, *out_layouts, *unflatten, *failed;
-    if (!PyArg_ParseTuple(args, "O!O!OO!OO:Caller", &PyTuple_Type, &expected, &PyType_Type, &array_type, &run,
+    if (!PyArg_ParseTuple(args, "O!O!OO!OO:FastPath", &PyTuple_Type, &expected, &PyType_Type, &array_type, &run,
                           &PyTuple_Type, &out_layouts, &unflatten, &failed))
         return NULL;
-    Caller *self = (Caller *)type->tp_alloc(type, 0);
+    FastPath *self = (FastPath *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
     Py_ssize_t n = PyTuple_GET_SIZE(expected);
@@ -576,7 +576,7 @@ is_expected(const Expected *e, PyObject *array)
 }
 
 static int
-fits(Caller *self, PyObject *const *leaves, Py_ssize_t count)
+fits(FastPath *self, PyObject *const *leaves, Py_ssize_t count)
 {
     if (count != self->nargs)
         return 0;
@@ -600,7 +600,7 @@ fits(Caller *self, PyObject *const *leaves, Py_ssize_t count)
  * Other threads may change an array in the middle of a call. With a weak reference to it none can resize it: NumPy refuses that.
  * One may give it another shape, which does not matter to the kernel; compute gets a view, whose shape stays. */
 static int
-guard(Caller *self, PyObject **given, PyObject **guards)
+guard(FastPath *self, PyObject **given, PyObject **guards)
 {
     for (Py_ssize_t i = 0; i < self->nargs; i++)
         if (self->expected[i].layout == NULL && (guards[i] = PyWeakref_NewRef(given[i], NULL)) == NULL)
@@ -645,7 +645,7 @@ copies_of(const Expected *e, PyObject *array)
 }
 
 static PyObject *
-wrap(Caller *self, PyObject *copies, Py_ssize_t i)
+wrap(FastPath *self, PyObject *copies, Py_ssize_t i)
 {
     PyObject *array = self->array_type->tp_alloc(self->array_type, 0);
     if (array != NULL) {
@@ -656,7 +656,7 @@ wrap(Caller *self, PyObject *copies, Py_ssize_t i)
 }
 
 static PyObject *
-wrap_all(Caller *self, PyObject *outs)
+wrap_all(FastPath *self, PyObject *outs)
 {
     if (!PyTuple_Check(outs) || PyTuple_GET_SIZE(outs) != self->nouts) {
         PyErr_SetString(PyExc_TypeError, "a program returns a tuple of the copies of its results");
@@ -710,7 +710,7 @@ note_exception(PyObject *failed)
 
 /* The result for leaves that fit; NotImplemented where they do not any more. */
 static PyObject *
-caller_run(Caller *self, PyObject *const *leaves)
+caller_run(FastPath *self, PyObject *const *leaves)
 {
     Py_ssize_t n = self->nargs;
     PyObject *few[2 * FEW] = {NULL}, **given = few, *outs = NULL, *result = NULL;
@@ -726,7 +726,7 @@ caller_run(Caller *self, PyObject *const *leaves)
         if (self->expected[i].layout == NULL && (given[i] = copies_of(&self->expected[i], given[i])) == NULL)
             good = -1;
     if (good > 0) {
-        int done = self->is_group ? plan_call_run((PlanCall *)self->run, given, n, &outs) : 0;
+        int done = self->is_group ? plan_call_run((PlanFastPath *)self->run, given, n, &outs) : 0;
         int held = done > 0;
         if (done == 0)
             outs = PyObject_Vectorcall(self->run, given, n, NULL);
@@ -747,10 +747,10 @@ caller_run(Caller *self, PyObject *const *leaves)
 }
 
 static PyObject *
-caller_call(Caller *self, PyObject *args, PyObject *Py_UNUSED(kwargs))
+caller_call(FastPath *self, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
     PyObject *leaves, *result = NULL;
-    if (!PyArg_ParseTuple(args, "O:Caller", &leaves) || (leaves = PySequence_Fast(leaves, "a sequence of arrays")) == NULL)
+    if (!PyArg_ParseTuple(args, "O:FastPath", &leaves) || (leaves = PySequence_Fast(leaves, "a sequence of arrays")) == NULL)
         return NULL;
     if (fits(self, PySequence_Fast_ITEMS(leaves), PySequence_Fast_GET_SIZE(leaves)))
         result = caller_run(self, PySequence_Fast_ITEMS(leaves));
@@ -761,7 +761,7 @@ caller_call(Caller *self, PyObject *args, PyObject *Py_UNUSED(kwargs))
 }
 
 static int
-caller_traverse(Caller *self, visitproc visit, void *arg)
+caller_traverse(FastPath *self, visitproc visit, void *arg)
 {
     for (Py_ssize_t i = 0; i < self->nargs; i++) {
         Py_VISIT(self->expected[i].layout);
@@ -778,7 +778,7 @@ caller_traverse(Caller *self, visitproc visit, void *arg)
 }
 
 static void
-caller_dealloc(Caller *self)
+caller_dealloc(FastPath *self)
 {
     PyObject_GC_UnTrack(self);
     for (Py_ssize_t i = 0; i < self->nargs; i++) {
@@ -799,11 +799,11 @@ caller_dealloc(Caller *self)
 
 static PyTypeObject CallerType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "funccoll._native.Caller",
-    .tp_doc = "Caller(expected, array_type, run, out_layouts, unflatten, failed)\n\n"
+    .tp_name = "funccoll._native.FastPath",
+    .tp_doc = "FastPath(expected, array_type, run, out_layouts, unflatten, failed)\n\n"
               "The call of one signature, from flat arguments; NotImplemented for others. `expected` has a layout for each Array,\n"
               "and (dtype, shape, is_block, index, arrange) for each array of NumPy's.",
-    .tp_basicsize = sizeof(Caller),
+    .tp_basicsize = sizeof(FastPath),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .tp_new = caller_new,
     .tp_dealloc = (destructor)caller_dealloc,
@@ -818,7 +818,7 @@ typedef struct {
     Py_ssize_t nargs;
     Expected *expected;
     PyObject *run;
-    int is_group;         /* 1 where `run` is a PlanCall */
+    int is_group;         /* 1 where `run` is a PlanFastPath */
     PyObject *failed;     /* takes note of an exception */
 } BlockCall;
 
@@ -864,8 +864,8 @@ block_call_call(BlockCall *self, PyObject *args, PyObject *kwargs)
     for (Py_ssize_t i = 0; good && i < count; i++)
         good = is_expected(&self->expected[i], blocks[i]) && (((NumpyArray *)blocks[i])->flags & C_CONTIGUOUS);
     if (!good)
-        return PyObject_CallMethodOneArg((PyObject *)self, str_call_slowly, args);
-    int done = self->is_group ? plan_call_run((PlanCall *)self->run, blocks, count, &outs) : 0;
+        return PyObject_CallMethodOneArg((PyObject *)self, str_fallback, args);
+    int done = self->is_group ? plan_call_run((PlanFastPath *)self->run, blocks, count, &outs) : 0;
     if (done > 0) {
         PyObject *copy = copy_of(outs);
         let_go(outs);
@@ -918,7 +918,7 @@ static PyMethodDef block_call_methods[] = {
 static PyTypeObject BlockCallType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "funccoll._native.BlockCall",
-    .tp_doc = "The call of a program with contiguous arrays of the types that it expects; `call_slowly` gets others.",
+    .tp_doc = "The call of a program with contiguous arrays of the types that it expects; `fallback` gets others.",
     .tp_basicsize = sizeof(BlockCall),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .tp_new = PyType_GenericNew,
@@ -933,14 +933,14 @@ static PyTypeObject BlockCallType = {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *callers;
+    PyObject *fast_paths;
 } Dispatch;
 
 static PyObject *
 dispatch_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
 {
     Dispatch *self = (Dispatch *)type->tp_alloc(type, 0);
-    if (self != NULL && (self->callers = PyList_New(0)) == NULL)
+    if (self != NULL && (self->fast_paths = PyList_New(0)) == NULL)
         Py_CLEAR(self);
     return (PyObject *)self;
 }
@@ -950,12 +950,12 @@ dispatch_call(Dispatch *self, PyObject *args, PyObject *kwargs)
 {
     if (kwargs == NULL || PyDict_GET_SIZE(kwargs) == 0) {
         PyObject **leaves = ((PyTupleObject *)args)->ob_item;
-        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(self->callers); i++) {
-            PyObject *caller = PyList_GET_ITEM(self->callers, i);
-            if (Py_IS_TYPE(caller, &CallerType) && fits((Caller *)caller, leaves, PyTuple_GET_SIZE(args))) {
-                Py_INCREF(caller);
-                PyObject *result = caller_run((Caller *)caller, leaves);
-                Py_DECREF(caller);
+        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(self->fast_paths); i++) {
+            PyObject *fast_path = PyList_GET_ITEM(self->fast_paths, i);
+            if (Py_IS_TYPE(fast_path, &CallerType) && fits((FastPath *)fast_path, leaves, PyTuple_GET_SIZE(args))) {
+                Py_INCREF(fast_path);
+                PyObject *result = caller_run((FastPath *)fast_path, leaves);
+                Py_DECREF(fast_path);
                 if (result != Py_NotImplemented)
                     return result;
                 Py_DECREF(result);
@@ -966,7 +966,7 @@ dispatch_call(Dispatch *self, PyObject *args, PyObject *kwargs)
     PyObject *empty = kwargs == NULL ? PyDict_New() : Py_NewRef(kwargs);
     if (empty == NULL)
         return NULL;
-    PyObject *result = PyObject_CallMethodObjArgs((PyObject *)self, str_call_slowly, args, empty, NULL);
+    PyObject *result = PyObject_CallMethodObjArgs((PyObject *)self, str_fallback, args, empty, NULL);
     Py_DECREF(empty);
     return result;
 }
@@ -974,15 +974,15 @@ dispatch_call(Dispatch *self, PyObject *args, PyObject *kwargs)
 static int
 dispatch_traverse(Dispatch *self, visitproc visit, void *arg)
 {
-    Py_VISIT(self->callers);
+    Py_VISIT(self->fast_paths);
     return 0;
 }
 
 static int
 dispatch_clear(Dispatch *self)
 {
-    if (self->callers != NULL)
-        return PyList_SetSlice(self->callers, 0, PyList_GET_SIZE(self->callers), NULL);
+    if (self->fast_paths != NULL)
+        return PyList_SetSlice(self->fast_paths, 0, PyList_GET_SIZE(self->fast_paths), NULL);
     return 0;
 }
 
@@ -990,19 +990,19 @@ static void
 dispatch_dealloc(Dispatch *self)
 {
     PyObject_GC_UnTrack(self);
-    Py_CLEAR(self->callers);
+    Py_CLEAR(self->fast_paths);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
 static PyMemberDef dispatch_members[] = {
-    {"callers", T_OBJECT_EX, offsetof(Dispatch, callers), READONLY, "Callers of known signatures, the last one first."},
+    {"fast_paths", T_OBJECT_EX, offsetof(Dispatch, fast_paths), READONLY, "Callers of known signatures, the last one first."},
     {NULL, 0, 0, 0, NULL},
 };
 
 static PyTypeObject DispatchType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "funccoll._native.Dispatch",
-    .tp_doc = "A function that calls the first of its `callers` that fits the arguments, or else `call_slowly(args, kwargs)`.",
+    .tp_doc = "A function that calls the first of its `fast_paths` that fits the arguments, or else `fallback(args, kwargs)`.",
     .tp_basicsize = sizeof(Dispatch),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .tp_new = dispatch_new,
@@ -1184,7 +1184,7 @@ static PyMethodDef functions[] = {
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "funccoll._native",
-    .m_doc = "The quick path of calls.",
+    .m_doc = "The fast path of calls.",
     .m_size = -1,
     .m_methods = functions,
 };
@@ -1193,7 +1193,7 @@ PyMODINIT_FUNC
 PyInit__native(void)
 {
     struct { PyObject **name; const char *text; } names[] = {
-        {&str_call_slowly, "call_slowly"}, {&str_finish, "finish"}, {&str_interrupted, "interrupted"},
+        {&str_fallback, "fallback"}, {&str_finish, "finish"}, {&str_interrupted, "interrupted"},
         {&str_is_one_block, "is_one_block"}, {&str_view, "view"},
         {&str_find_local, "find_local"}, {&str_is_whole, "is_whole"}, {&str_shift, "shift"},
     };

@@ -25,7 +25,7 @@ class Caller:
     def __call__(self, leaves: Sequence[Any], /) -> Any: ...
 
 class Dispatch:
-    callers: list[Any]
+    fast_paths: list[Any]
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 class ArrayBase:

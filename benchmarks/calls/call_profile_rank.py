@@ -103,7 +103,7 @@ class Player:
                 for name, call in self.layers.items()
             },
             "implementation": type(group).__module__ + "." + type(group).__qualname__,
-            "callers": f"{type(quick).__module__}.{type(quick).__qualname__}",
+            "fast_paths": f"{type(quick).__module__}.{type(quick).__qualname__}",
             "plan": plan_facts([group]), "code": group.plan.text().splitlines(), "thread": threading.get_native_id(),
             "unsupported": perf_counters.unsupported(),
         }

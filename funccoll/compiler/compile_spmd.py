@@ -47,14 +47,14 @@ class PythonBlockCall:
     def __call__(self, *blocks: Any) -> Sequence[Any]:
         """Return this process's blocks of the results."""
         if not self._fits(blocks):
-            return self.call_slowly(blocks)
+            return self.fallback(blocks)
         try:
             return self._run(*blocks)
         except BaseException as error:
             self._failed(error)
             raise
 
-    def call_slowly(self, blocks: tuple[Any, ...]) -> Sequence[Any]:
+    def fallback(self, blocks: tuple[Any, ...]) -> Sequence[Any]:
         """See `PerDevice`."""
         raise NotImplementedError
 
@@ -73,12 +73,12 @@ class PerDevice(BlockCall):
     def __init__(self, generated: Any, types: Types, label: str, on_host: bool = True):
         """`on_host`: blocks are arrays of NumPy's; else of a GPU's library."""
         self.run, self.note_exception = generated.run, generated.note_exception
-        """`run` is the function itself, for callers whose blocks surely fit, which tell `note_exception` of what it raises."""
+        """`run` is the function itself, for fast paths whose blocks surely fit, which tell `note_exception` of what it raises."""
         self._types, self._label, self._on_host = tuple(types), label, on_host
         if on_host:
             self.expect(tuple([(np.dtype(dtype.type), tuple(shape)) for shape, dtype in types]), self.run, self.note_exception)
 
-    def call_slowly(self, blocks: tuple[Any, ...]) -> Sequence[Any]:
+    def fallback(self, blocks: tuple[Any, ...]) -> Sequence[Any]:
         """Call it with blocks that are not contiguous arrays of NumPy's, or raise what is wrong with them."""
         if len(blocks) != len(self._types):
             raise FunccollError(

@@ -23,7 +23,7 @@ class DebugModes:
         self._non_finite: NonFinite | None = None
         self._eager = False
         self.changed: list[Callable[[], None]] = []
-        """Called with every change: quick calls know nothing of modes."""
+        """Called with every change: fast paths know nothing of modes."""
 
     @property
     def non_finite(self) -> NonFinite | None:

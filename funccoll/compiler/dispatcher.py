@@ -1,6 +1,6 @@
-"""Dispatcher: from the signature of a call to what executes it, with quick ways for calls like those before.
+"""Dispatcher: from the signature of a call to what executes it, with fast paths for calls like those before.
 
-    call -> a caller by position -> a caller by tree -> a quick key -> the whole signature -> nothing: it is compiled, and kept
+    call -> a fast path by position -> one by tree -> a fast key -> the whole signature -> nothing: it is compiled, and kept
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import numpy as np
 
 from ..arrays.array import Array
 from ..core.weak_values import WeakValues
-from .callers import MOST_CALLERS, Caller
 from .debug_modes import MODES
+from .fast_paths import MOST_FAST_PATHS, FastPath
 
 if TYPE_CHECKING:
     import optree
@@ -30,21 +30,21 @@ _DISPATCHERS: WeakValues[int, Dispatcher] = WeakValues()
 
 
 class Dispatcher:
-    """The executables of one jitted function by the signatures of its calls, and the quick ways to programs among them.
+    """The executables of one jitted function by the signatures of its calls, and the fast paths to programs among them.
 
-    To read a whole signature takes most of a call's time. So the first call of a program opens quick ways to it, for
-    positional arguments: a caller of arrays (see `callers.py`), or of the leaves of one pytree; and a key of the leaves'
+    To read a whole signature takes most of a call's time. So the first call of a program opens fast paths to it, for
+    positional arguments: a fast path of arrays (see `fast_paths.py`), or of the leaves of one pytree; and a key of the leaves'
     types, which numbers have as well, and signatures that were met longer ago. Quick ways know nothing of debugging modes
     nor of what is dropped: both close all of them.
     """
 
-    def __init__(self, callers: list[Caller]):
-        """`callers`: those by position, which the jitted function tries before anything else (see `Dispatch`)."""
-        self.callers = callers
+    def __init__(self, fast_paths: list[FastPath]):
+        """`fast_paths`: those by position, which the jitted function tries before anything else (see `Dispatch`)."""
+        self.fast_paths = fast_paths
         self.array_types: set[type] = {Array, np.ndarray}
-        """Types of arrays that have quick keys; CuPy's is added when it is met."""
-        self._by_tree: list[tuple[optree.PyTreeSpec, Caller]] = []
-        self._by_quick_key: dict[tuple, Callable[[Sequence[Any]], Any]] = {}
+        """Types of arrays that have fast keys; CuPy's is added when it is met."""
+        self._by_tree: list[tuple[optree.PyTreeSpec, FastPath]] = []
+        self._by_fast_key: dict[tuple, Callable[[Sequence[Any]], Any]] = {}
         self._executables: dict[Hashable, Any] = {}  # what was used last stands last
         self._closings = 0
         _DISPATCHERS[id(self)] = self
@@ -68,7 +68,7 @@ class Dispatcher:
             for each in list(self._executables)[: CACHE_SIZE // 4]:
                 self._executables.pop(each, None)
         if len(self._executables) == CACHE_SIZE - CACHE_SIZE // 4:
-            self.close_quick_ways()
+            self.close_fast_paths()
         self._executables[signature] = executable
 
     @property
@@ -76,34 +76,34 @@ class Dispatcher:
         """All that is kept, in the order of use: a `Compiled` for each signature of calls, and what gradients call."""
         return list(self._executables.values())
 
-    # ------------------------------------------------------------ quick ways
+    # ------------------------------------------------------------ fast paths
 
-    def call_quickly(self, leaves: Sequence[Any], treedef: optree.PyTreeSpec) -> Any:
-        """Call the program to which the flattened positional arguments have a quick way; NotImplemented without one."""
-        for tree, caller in self._by_tree:
-            if tree == treedef and (result := caller(leaves)) is not NotImplemented:
+    def call_fast(self, leaves: Sequence[Any], treedef: optree.PyTreeSpec) -> Any:
+        """Call the program to which the flattened positional arguments have a fast path; NotImplemented without one."""
+        for tree, fast_path in self._by_tree:
+            if tree == treedef and (result := fast_path(leaves)) is not NotImplemented:
                 return result
-        key = self._quick_key(leaves, treedef)
-        execute = self._by_quick_key.get(key) if key is not None else None
+        key = self._fast_key(leaves, treedef)
+        execute = self._by_fast_key.get(key) if key is not None else None
         return NotImplemented if execute is None else execute(leaves)
 
     def call(self, program: Compiled, args: tuple[Any, ...], leaves: Sequence[Any], treedef: optree.PyTreeSpec) -> Any:
-        """Call a program with positional arguments, given flattened as well, and open quick ways to it for others alike."""
-        key = self._quick_key(leaves, treedef)  # before a donated Array gets another layout
+        """Call a program with positional arguments, given flattened as well, and open fast paths to it for others alike."""
+        key = self._fast_key(leaves, treedef)  # before a donated Array gets another layout
         if key is None:
             return program.execute(leaves)
-        caller, closings = program.caller(leaves), self._closings
+        fast_path, closings = program.fast_path(leaves), self._closings
         result = program.execute(leaves)
         if closings == self._closings:  # only after it has run: a deleted Array raises, and a callback may change a mode
-            self._by_quick_key[key] = program.execute
-            if caller is not None and {Array, np.ndarray}.issuperset(map(type, args)):
-                self.callers[:] = caller, *self.callers[: MOST_CALLERS - 1]
-            elif caller is not None:
-                self._by_tree[:] = (treedef, caller), *self._by_tree[: MOST_CALLERS - 1]
+            self._by_fast_key[key] = program.execute
+            if fast_path is not None and {Array, np.ndarray}.issuperset(map(type, args)):
+                self.fast_paths[:] = fast_path, *self.fast_paths[: MOST_FAST_PATHS - 1]
+            elif fast_path is not None:
+                self._by_tree[:] = (treedef, fast_path), *self._by_tree[: MOST_FAST_PATHS - 1]
         return result
 
-    def _quick_key(self, leaves: Sequence[Any], treedef: optree.PyTreeSpec) -> tuple | None:
-        """The quick key of leaves that are Arrays, NumPy or CuPy arrays, and numbers, also NumPy's; None for others."""
+    def _fast_key(self, leaves: Sequence[Any], treedef: optree.PyTreeSpec) -> tuple | None:
+        """The fast key of leaves that are Arrays, NumPy or CuPy arrays, and numbers, also NumPy's; None for others."""
         key: list[Any] = [treedef]
         array_types = self.array_types
         for leaf in leaves:
@@ -122,17 +122,17 @@ class Dispatcher:
 
     # ------------------------------------------------------------ what is forgotten
 
-    def close_quick_ways(self) -> None:
+    def close_fast_paths(self) -> None:
         """Make all calls go by their whole signature once more."""
         self._closings += 1
-        self.callers.clear()
+        self.fast_paths.clear()
         self._by_tree.clear()
-        self._by_quick_key.clear()
+        self._by_fast_key.clear()
 
     def clear(self) -> None:
         """Drop everything, and with it the memory that programs use between calls."""
         self._executables.clear()
-        self.close_quick_ways()
+        self.close_fast_paths()
 
 
 def clear_dispatchers() -> None:
@@ -141,9 +141,9 @@ def clear_dispatchers() -> None:
         dispatcher.clear()
 
 
-def _close_all_quick_ways() -> None:
+def _close_all_fast_paths() -> None:
     for dispatcher in _DISPATCHERS.values():
-        dispatcher.close_quick_ways()
+        dispatcher.close_fast_paths()
 
 
-MODES.changed.append(_close_all_quick_ways)
+MODES.changed.append(_close_all_fast_paths)

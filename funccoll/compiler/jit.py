@@ -35,10 +35,10 @@ from ..runtime.recorder import compiling
 from ..tracing.trace import sharding_of
 from ..tracing.tracer import check_alive
 from .arguments import Options, Static
-from .callers import Caller, Dispatch
 from .debug_modes import MODES
 from .dispatcher import Dispatcher, clear_dispatchers
 from .eager_execution import operations_on, run_eagerly
+from .fast_paths import Dispatch, FastPath
 from .function_on_mesh import FunctionOnMesh
 from .program_calls import ProgramCall, moved, sum_of
 from .stages import Compiled, Lowered, TracedFunction, redistribution
@@ -54,7 +54,7 @@ R = TypeVar("R")
 class Jitted(Dispatch, Generic[Params, R]):
     """A function that is traced and compiled once for each structure, types and shardings of its arguments."""
 
-    callers: list[Caller]
+    fast_paths: list[FastPath]
 
     def __init__(self, fn: Callable[Params, R], mesh: Mesh, in_specs: Any, out_specs: Any, options: Options):
         super().__init__()
@@ -62,7 +62,7 @@ class Jitted(Dispatch, Generic[Params, R]):
         self.fn, self.mesh, self.in_specs, self.out_specs = fn, mesh, in_specs, out_specs
         self._function = FunctionOnMesh(fn, mesh, in_specs, out_specs, options)
         self._plain = not (options.static_argnums or options.static_argnames)
-        self.dispatcher = Dispatcher(self.callers)
+        self.dispatcher = Dispatcher(self.fast_paths)
 
     def __reduce__(self) -> Any:  # an object of C is copied by it alone; what was compiled stays behind
         return type(self), (self.fn, self.mesh, self.in_specs, self.out_specs, self._function.options)
@@ -75,21 +75,21 @@ class Jitted(Dispatch, Generic[Params, R]):
             """Run on global values: NumPy arrays (equal on all processes), numbers, Arrays, and pytrees of them."""
             ...
 
-    def call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call it with arguments that do not fit its callers: pytrees, numbers, and what it has not met."""
+    def fallback(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call it with arguments that do not fit its fast paths: pytrees, numbers, and what it has not met."""
         try:
             if self._plain and not kwargs:
                 given: Any = args
                 leaves, treedef = optree.tree_flatten(given)
-                result = self.dispatcher.call_quickly(leaves, treedef)
+                result = self.dispatcher.call_fast(leaves, treedef)
                 if result is not NotImplemented:
                     return result
-            return self._slow_call(args, kwargs)
+            return self._compile_and_call(args, kwargs)
         except BaseException as error:  # costs nothing where there is none, other than user_frames
             hide_frames(error)
             raise
 
-    def _slow_call(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _compile_and_call(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         function = self._function
         dynamic, static = function.arguments.split(args, kwargs)
         leaves, treedef = optree.tree_flatten(dynamic)

@@ -24,11 +24,11 @@ from ..job.job_context import transport_of
 from ..primitives.varying import pvary_p
 from ..runtime.transport import ArgumentCheck, FirstCall
 from ..tracing.trace import stage
-from .callers import Caller, make_caller
 from .choose_schedules import choose, is_large, is_users, schedules_of
 from .codegen.bad_index import CAPTURED_CONSTANT
 from .codegen.generated_program import GeneratedProgram, compile_program, require_devices
 from .debug_modes import MODES, asked_for
+from .fast_paths import FastPath, make_fast_path
 from .garbage_collection import without_garbage_collection
 from .passes import run_passes
 from .passes.buffers import plan_buffers
@@ -403,13 +403,13 @@ class Compiled(_Scheduled):
         self._delete_donated(leaves)
         return result
 
-    def caller(self, leaves: Sequence[Any]) -> Caller | None:
-        """The quick call for flat arguments like these, where nothing has to be converted, compared or given up."""
+    def fast_path(self, leaves: Sequence[Any]) -> FastPath | None:
+        """The fast path for flat arguments like these, where nothing has to be converted, compared or given up."""
         if self._donates or self._compare is not None or self.mesh.device_type != "cpu":
             return None
         signature, generated = self.signature, self._generated
         packed = None if generated.whole is None else generated.whole.packed
-        return make_caller(
+        return make_fast_path(
             leaves, self._layouts, generated.run, signature.out_layouts, signature.out_tree, generated.note_exception, packed
         )
 

@@ -146,7 +146,7 @@ def test_a_call_runs_where_its_arrays_are(cupy, monkeypatch):
         np.testing.assert_array_equal(np.asarray(y), np.asarray(step(X)))
     assert step(X).sharding.mesh.device_type == "cpu"
     assert type(step(step(on_gpu(X))).local) is cupy.ndarray
-    monkeypatch.setattr(step, "_slow_call", None)
+    monkeypatch.setattr(step, "_compile_and_call", None)
     assert type(step(step(on_gpu(X))).local) is cupy.ndarray
 
 

@@ -98,7 +98,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "compiler": (
         ("passes", "placement"), ("codegen",),
-        ("arguments", "callers", "choose_schedules", "debug_modes", "garbage_collection", "layout_rules", "report",
+        ("arguments", "fast_paths", "choose_schedules", "debug_modes", "garbage_collection", "layout_rules", "report",
          "resharding"),
         ("dispatcher", "output_layouts", "signature"), ("stages",),
         ("function_on_mesh", "program_calls"), ("eager_execution",),
@@ -119,7 +119,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "transports.shm": (
         ("uninterrupted",), ("arena",), ("heap",), ("peer_access", "wait_graph"), ("plan",),
         ("decision_log", "passed_arguments"), ("process_notes",),
-        ("communicators", "results", "recorded_kernel"), ("diagnosis", "plan_call"),
+        ("communicators", "results", "recorded_kernel"), ("diagnosis", "plan_fast_path"),
         ("lending", "decisions", "first_calls"), ("collective_group",), ("entry", "values"), ("shm_transport",),
     ),
     "transports.mpi": (("mpi_library",), ("mpi_collectives",), ("mpi_transport",)),

@@ -47,7 +47,7 @@ from .communicators import Communicators
 from .diagnosis import Diagnosis, require_turn, wrong_argument, wrong_count
 from .lending import Lending
 from .plan import build_plan
-from .plan_call import TUPLE_HEAD, PlanCall
+from .plan_fast_path import TUPLE_HEAD, PlanFastPath
 from .recorded_kernel import RecordedKernel
 from .results import UNSHARED_REFCOUNT as MEASURED_REFCOUNT
 from .results import ResultPool, new_result
@@ -63,7 +63,7 @@ _TRIES, _FEW_TRIES = 5000, 3
 _SPINS, _YIELDS, _PATIENCE = 60, 2000, 100_000_000  # nanoseconds
 
 
-class CollectiveGroup(PlanCall, CollectiveExecutable):
+class CollectiveGroup(PlanFastPath, CollectiveExecutable):
     """A compiled collective group: call it with this rank's arrays to get a tuple of this rank's results.
 
     What peers read of an array outside of the heap is copied into it, or they read it where it is. A call raises: PeerFailure
@@ -177,13 +177,13 @@ class CollectiveGroup(PlanCall, CollectiveExecutable):
             self._kernel, self.frame.ctypes.data, (WORD.arguments, WORD.results, WORD.status), self._claim.words.ctypes.data,
             self.registry.busy, self._numbers, self._results.kept, self._results.others, count, len(self.plan.results),
         )  # fmt: skip
-        self.is_quick = self._lending is None
+        self.is_fast = self._lending is None
 
     def record(self, recorder: Recorder | None) -> None:
         """See `Recordable`. Each instruction is recorded."""
         plain = interpreter(self.frame.ctypes.data)
         self._kernel = plain if recorder is None else RecordedKernel(recorder, self, plain)
-        self.is_quick = recorder is None and self._lending is None
+        self.is_fast = recorder is None and self._lending is None
 
     # ------------------------------------------------------------ calling
 
@@ -202,7 +202,7 @@ class CollectiveGroup(PlanCall, CollectiveExecutable):
         if self.is_mine:
             self.is_complete = False
 
-    def call_slowly(self, arrays: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
+    def fallback(self, arrays: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
         """Call it by Python alone, if it may be called now: the first time, in another thread, while it is recorded."""
         require_turn(self.registry, self._claim, self.calls[0].source)
         self.is_complete = False

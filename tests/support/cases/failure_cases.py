@@ -282,10 +282,10 @@ def interrupt_at_the_end(group: Any) -> None:
         kernel()
         while group.frame[WORD.status] == WAITING:
             kernel()
-        group._kernel, group.is_quick = kernel, True
+        group._kernel, group.is_fast = kernel, True
         raise ValueError("an interrupt")
 
-    group._kernel, group.is_quick = raising, False  # the quick call has the kernel itself
+    group._kernel, group.is_fast = raising, False  # the quick call has the kernel itself
 
 
 @member

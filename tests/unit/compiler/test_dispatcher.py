@@ -1,4 +1,4 @@
-"""The dispatcher of a jitted function: what it keeps, and what closes its quick ways."""
+"""The dispatcher of a jitted function: what it keeps, and what closes its fast paths."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from funccoll.errors import NonFiniteError
 
 
 def quick_ways(f: Any) -> tuple[int, int, int]:
-    """The callers by position, those by tree, and the quick keys of a jitted function."""
-    return len(f.callers), len(f.dispatcher._by_tree), len(f.dispatcher._by_quick_key)
+    """The fast paths by position, those by tree, and the fast keys of a jitted function."""
+    return len(f.fast_paths), len(f.dispatcher._by_tree), len(f.dispatcher._by_fast_key)
 
 
 def test_the_first_call_of_a_signature_opens_quick_ways():

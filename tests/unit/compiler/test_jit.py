@@ -451,7 +451,7 @@ def test_a_deleted_array_is_refused_every_time():
     for _ in range(3):
         with pytest.raises(DeletedArrayError):
             total(x)
-    assert len(total.dispatcher._by_quick_key) == 1
+    assert len(total.dispatcher._by_fast_key) == 1
 
 
 def test_an_int_too_large_for_int64_is_not_taken_for_one_that_fits():
@@ -509,7 +509,7 @@ def test_caches_can_be_cleared():
             assert (np.asarray(double(np.ones(3))) == 2).all() and (np.asarray(total(x)) == 2).all()
         compiled.append([*double.dispatcher.executables, *total.dispatcher.executables])
         fc.clear_caches()
-        assert all(not f.callers and not f.dispatcher.executables and not f.dispatcher._by_quick_key for f in (double, total))
+        assert all(not f.fast_paths and not f.dispatcher.executables and not f.dispatcher._by_fast_key for f in (double, total))
     assert len(compiled[0]) == len(compiled[1]) == 2 and not set(map(id, compiled[0])) & set(map(id, compiled[1]))
     kept = weakref.ref(compiled[0][1])
     compiled.clear()

@@ -1,6 +1,6 @@
-"""Callers: the quick calls of compiled programs, one for each signature: it checks arguments, runs it, and wraps its results.
+"""Fast paths of compiled programs, one for each signature: it checks arguments, runs it, and wraps its results.
 
-With the C extension a caller is an object of it. Without, it is a straight-line Python function, generated for the signature.
+With the C extension a fast path is an object of it. Without, it is a straight-line Python function, made for the signature.
 Both take flat arguments, and return NotImplemented when these are others than they were made for.
 """
 
@@ -21,49 +21,49 @@ from ..errors import hide_frames
 if TYPE_CHECKING:
     import optree
 
-__all__ = ["MOST_CALLERS", "Caller", "Dispatch", "make_caller"]
+__all__ = ["MOST_FAST_PATHS", "Dispatch", "FastPath", "make_fast_path"]
 
-Caller = Callable[[Sequence[Any]], Any]
+FastPath = Callable[[Sequence[Any]], Any]
 
-MOST_CALLERS = 8
-"""The most callers that a jitted function tries one after the other; it finds others by a key."""
+MOST_FAST_PATHS = 8
+"""The most fast paths that a jitted function tries one after the other; it finds others by a key."""
 _MOST_IN_PYTHON = 64
 """The most arguments and results of a generated function: longer ones take long to compile, and their calls longer still."""
 
 
 class PythonDispatch:
-    """A function that calls the first of its `callers` that fits the arguments, or else `call_slowly(args, kwargs)`."""
+    """A function that calls the first of its `fast_paths` that fits the arguments, or else `fallback(args, kwargs)`."""
 
     def __init__(self) -> None:
-        self.callers: list[Caller] = []
+        self.fast_paths: list[FastPath] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call a caller, or `call_slowly`."""
+        """Call a fast path, or `fallback`."""
         try:
             if not kwargs:
-                for caller in self.callers:
-                    result = caller(args)
+                for fast_path in self.fast_paths:
+                    result = fast_path(args)
                     if result is not NotImplemented:
                         return result
-            return self.call_slowly(args, kwargs)
+            return self.fallback(args, kwargs)
         except BaseException as error:  # this frame, too, is funccoll's
             hide_frames(error)
             raise
 
-    def call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call it with arguments for which there is no caller yet."""
+    def fallback(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call it with arguments for which there is no fast path yet."""
         raise NotImplementedError
 
 
 Dispatch: Any = PythonDispatch if extension is None else extension.Dispatch
 
 
-def make_caller(
+def make_fast_path(
     leaves: Sequence[Any], layouts: Sequence[ArrayLayout], run: Callable[..., Any], out_layouts: Sequence[ArrayLayout],
     out_tree: optree.PyTreeSpec, failed: Callable[[BaseException], object],
     packed: Callable[[tuple[Any, ...]], Any] | None = None,
-) -> Caller | None:  # fmt: skip
-    """The caller for flat arguments like `leaves`, of a program for `layouts`; None for arguments that take more work.
+) -> FastPath | None:  # fmt: skip
+    """The fast path for flat arguments like `leaves`, of a program for `layouts`; None for arguments that take more work.
 
     These are numbers, Arrays of other layouts, and arrays whose dtype is not the machine's own object. `run` is a compiled
     program, and `packed`, where there is one, the same of a tuple of its arguments; `failed` is called with the exceptions
@@ -75,7 +75,7 @@ def make_caller(
     single = out_tree.is_leaf()
     if extension is not None:
         unflatten = None if single else out_tree.unflatten
-        return extension.Caller(tuple(expected), Array, run, tuple(out_layouts), unflatten, failed)
+        return extension.FastPath(tuple(expected), Array, run, tuple(out_layouts), unflatten, failed)
     if len(expected) + len(out_layouts) > _MOST_IN_PYTHON:
         return None
     return _generate(expected, run, packed, out_layouts, None if single else out_tree.unflatten, failed)
@@ -95,7 +95,7 @@ def _expected(leaf: Any, layout: ArrayLayout) -> Any:
 def _generate(
     expected: Sequence[Any], run: Callable[..., Any], packed: Callable[[tuple[Any, ...]], Any] | None,
     out_layouts: Sequence[ArrayLayout], unflatten: Callable[[list[Any]], Any] | None, failed: Callable[[BaseException], object],
-) -> Caller:  # fmt: skip
+) -> FastPath:  # fmt: skip
     """The straight-line function of a signature: half the time of loops over its arguments and results."""
     names: dict[str, Any] = {
         "Array": Array, "ndarray": np.ndarray, "run": run, "failed": failed, "unflatten": unflatten, "new": Array.__new__,
@@ -137,5 +137,5 @@ def call(leaves):
         failed(error)
         raise
 """
-    exec(compile(source, "<funccoll caller>", "exec"), names)
+    exec(compile(source, "<funccoll fast_path>", "exec"), names)
     return names.pop("call")  # no cycle: what is not used any more gives its memory back at once

@@ -1,4 +1,4 @@
-"""The quick call of a collective group: by the C extension, or in Python."""
+"""The fast path of a collective group: by the C extension, or in Python."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from ...core.c_extension import extension
 from .results import UNSHARED_REFCOUNT
 
-__all__ = ["TUPLE_HEAD", "PlanCall"]
+__all__ = ["TUPLE_HEAD", "PlanFastPath"]
 
 TUPLE_HEAD = tuple.__basicsize__
 """Bytes from a tuple's address to its items', which are addresses of objects."""
@@ -28,7 +28,7 @@ _NOBODY = memoryview(b"\0" * 8).cast("q")
 
 
 class PythonPlanCall:
-    """See `PlanCall` in `_native.c`, in the place of which it stands."""
+    """See `PlanFastPath` in `_native.c`, in the place of which it stands."""
 
     is_complete = False
     """True when the last call has done all that others wait for, whether or not an exception has left it then."""
@@ -43,26 +43,26 @@ class PythonPlanCall:
         self._is_one = len(communicators) == 1
         self._kept = kept if UNSHARED_REFCOUNT is not None else []  # the kernel sees which of them are in use
         self._thread, self._arguments, self._taken = map(_word, (owner, *(frame + 8 * word for word in words[:2])))
-        self.is_quick = True
+        self.is_fast = True
 
     @property
-    def is_quick(self) -> bool:
+    def is_fast(self) -> bool:
         """False where the kernel is another one: while a profile is recorded."""
         return self._owner is not _NOBODY
 
-    @is_quick.setter
-    def is_quick(self, value: bool) -> None:
+    @is_fast.setter
+    def is_fast(self, value: bool) -> None:
         self._owner = self._thread if value and self._is_one else _NOBODY
 
     def __call__(self, *arrays: Any) -> tuple[np.ndarray, ...]:
         """This rank's results."""
-        return self.packed(arrays) if len(arrays) == self._nargs else self.call_slowly(arrays)
+        return self.packed(arrays) if len(arrays) == self._nargs else self.fallback(arrays)
 
     def packed(self, arrays: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
         """The same from a tuple of the right length."""
         number, busy = self._number, self._busy
         if self._owner[0] != get_ident() or busy[number]:
-            return self.call_slowly(arrays)
+            return self.fallback(arrays)
         self.is_complete = False
         began, results, kept = False, (), self._kept
         busy[number] = 1
@@ -85,7 +85,7 @@ class PythonPlanCall:
         finally:
             busy[number] = 0
 
-    def call_slowly(self, arrays: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
+    def fallback(self, arrays: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
         """See `CollectiveGroup`."""
         raise NotImplementedError
 
@@ -93,4 +93,4 @@ class PythonPlanCall:
     interrupted: Callable[..., None]
 
 
-PlanCall: Any = PythonPlanCall if extension is None else extension.PlanCall
+PlanFastPath: Any = PythonPlanCall if extension is None else extension.PlanFastPath

@@ -15,8 +15,8 @@ import funccoll as fc
 from funccoll import P
 from funccoll.arrays.array import Array
 from funccoll.arrays.array_layout import ArrayLayout, layout_of
-from funccoll.compiler import callers
-from funccoll.compiler.callers import MOST_CALLERS, PythonDispatch, make_caller
+from funccoll.compiler import fast_paths
+from funccoll.compiler.fast_paths import MOST_FAST_PATHS, PythonDispatch, make_fast_path
 from funccoll.core.c_extension import extension
 from funccoll.core.mesh import Sharding
 from tests.support.groups import in_groups
@@ -29,7 +29,7 @@ MESH = fc.make_mesh({"d": 4})
 
 @pytest.fixture(params=KINDS)
 def kind(request, monkeypatch) -> str:
-    monkeypatch.setattr(callers, "extension", None if request.param == "python" else extension)
+    monkeypatch.setattr(fast_paths, "extension", None if request.param == "python" else extension)
     return request.param
 
 
@@ -37,11 +37,11 @@ def layout(shape: tuple[int, ...], dtype: Any = np.float32, spec: Any = None) ->
     return layout_of(shape, np.dtype(dtype), Sharding(MESH, spec or P()))
 
 
-def caller(
+def fast_path(
     leaves: Sequence[Any], layouts: Sequence[Any], run: Callable[..., Any], outs: Sequence[Any], tree: Any = None,
     failed: Callable[[BaseException], object] = lambda error: None,
 ) -> Any:  # fmt: skip
-    return make_caller(leaves, layouts, run, outs, optree.treespec_leaf() if tree is None else tree, failed)
+    return make_fast_path(leaves, layouts, run, outs, optree.treespec_leaf() if tree is None else tree, failed)
 
 
 A = layout((4,))
@@ -49,7 +49,7 @@ X = Array(A, np.arange(4, dtype=np.float32))
 
 
 def test_an_array(kind):
-    call = caller([X], [A], lambda x: (x + 1,), [A])
+    call = fast_path([X], [A], lambda x: (x + 1,), [A])
     found = call((X,))
     assert type(found) is Array and found.layout is A and list(np.asarray(found)) == [1, 2, 3, 4]
     assert call([X]).layout is A  # leaves of a pytree are a list
@@ -58,7 +58,7 @@ def test_an_array(kind):
 def test_arrays_of_numpy_and_several_results(kind):
     b = layout((2, 2), np.int64)
     tree = optree.tree_structure([0, 0])  # type: ignore[arg-type]
-    call = caller([np.ones((2, 2), np.int64), X], [b, A], lambda n, x: (n * 2, x), [b, A], tree)
+    call = fast_path([np.ones((2, 2), np.int64), X], [b, A], lambda n, x: (n * 2, x), [b, A], tree)
     first, second = call((np.full((2, 2), 3), X))
     assert np.asarray(first).tolist() == [[6, 6], [6, 6]] and second._copies is X._copies
 
@@ -71,7 +71,7 @@ def test_arrays_of_numpy_and_several_results(kind):
     ],
 )  # fmt: skip
 def test_other_arguments_than_an_array(kind, leaves):
-    assert caller([X], [A], lambda x: (x,), [A])(leaves) is NotImplemented
+    assert fast_path([X], [A], lambda x: (x,), [A])(leaves) is NotImplemented
 
 
 class Mine(np.ndarray):
@@ -86,12 +86,12 @@ class Mine(np.ndarray):
     ],
 )  # fmt: skip
 def test_other_arguments_than_an_array_of_numpy(kind, leaf):
-    assert caller([np.zeros(4, np.float32)], [A], lambda x: (x,), [A])((leaf,)) is NotImplemented
+    assert fast_path([np.zeros(4, np.float32)], [A], lambda x: (x,), [A])((leaf,)) is NotImplemented
 
 
 def test_an_array_of_numpy_that_is_not_contiguous_is_copied(kind):
     given = []
-    call = caller([np.zeros(4, np.float32)], [A], lambda x: (given.append(x), (x,))[1], [A])
+    call = fast_path([np.zeros(4, np.float32)], [A], lambda x: (given.append(x), (x,))[1], [A])
     x = np.arange(8, dtype=np.float32)[::2]
     assert list(np.asarray(call((x,)))) == [0, 2, 4, 6] and given[0].flags.c_contiguous
     y = x.copy()
@@ -101,13 +101,13 @@ def test_an_array_of_numpy_that_is_not_contiguous_is_copied(kind):
 
 def test_an_array_of_numpy_is_split_over_virtual_devices(kind):
     split = layout((8,), spec=P("d"))
-    call = caller([np.zeros(8, np.float32)], [split], lambda blocks: ([b + 1 for b in blocks],), [split])
+    call = fast_path([np.zeros(8, np.float32)], [split], lambda blocks: ([b + 1 for b in blocks],), [split])
     assert np.asarray(call((np.arange(8, dtype=np.float32),))).tolist() == [*range(1, 9)]
 
 
 def test_deleted_arrays_do_not_fit(kind):
     x = Array(A, np.zeros(4, np.float32))
-    call = caller([x], [A], lambda x: (x,), [A])
+    call = fast_path([x], [A], lambda x: (x,), [A])
     x.give_up()
     assert call((x,)) is NotImplemented
     y = Array(A, None)  # as one that another thread gives up, between
@@ -117,7 +117,7 @@ def test_deleted_arrays_do_not_fit(kind):
 
 @pytest.mark.parametrize("leaf", [1, 1.0, Array(layout((8,), spec=P("d")), None), np.zeros(4, ">f4"), [1.0]])
 def test_arguments_that_take_more_work_have_no_caller(kind, leaf):
-    assert caller([leaf], [A], lambda x: (x,), [A]) is None
+    assert fast_path([leaf], [A], lambda x: (x,), [A]) is None
 
 
 def test_exceptions_are_noted(kind):
@@ -126,7 +126,7 @@ def test_exceptions_are_noted(kind):
     def run(x: Any) -> Any:
         raise OverflowError("too much")
 
-    call = caller([X], [A], run, [A], failed=noted.append)
+    call = fast_path([X], [A], run, [A], failed=noted.append)
     with pytest.raises(OverflowError, match="too much") as error:
         call((X,))
     assert noted == [error.value]
@@ -137,7 +137,7 @@ def test_an_exception_of_the_note_has_the_first_as_context(kind):
     def note(error: BaseException) -> None:
         raise LookupError("second")
 
-    call = caller([X], [A], lambda x: 1 / 0, [A], failed=note)
+    call = fast_path([X], [A], lambda x: 1 / 0, [A], failed=note)
     with pytest.raises(LookupError, match="second") as error:
         call((X,))
     assert isinstance(error.value.__context__, ZeroDivisionError)
@@ -146,7 +146,7 @@ def test_an_exception_of_the_note_has_the_first_as_context(kind):
 def test_an_exception_after_the_run_is_noted(kind):
     noted = []
     tree = optree.tree_structure([0, 0])  # type: ignore[arg-type]
-    call = caller([X], [A], lambda x: (x,), [A], tree, noted.append)  # one result too few
+    call = fast_path([X], [A], lambda x: (x,), [A], tree, noted.append)  # one result too few
     with pytest.raises((ValueError, TypeError)):
         call((X,))
     assert len(noted) == 1
@@ -162,7 +162,7 @@ def test_arguments_are_held_while_it_runs(kind):
         return (block,)
 
     x = Array(A, np.ones(4, np.float32))
-    call = caller([x], [A], run, [A])
+    call = fast_path([x], [A], run, [A])
     call((x,))
     assert held[-1] == 1
 
@@ -175,7 +175,7 @@ def test_nobody_else_resizes_or_reshapes_an_argument_while_it_runs(kind):
         return (x + y,)
 
     x_given, y = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
-    call = caller([np.zeros(4, np.float32), y], [A, A], run, [A])
+    call = fast_path([np.zeros(4, np.float32), y], [A, A], run, [A])
     assert np.asarray(call((x_given, y))).tolist() == [1, 2, 3, 4]
     assert call((x_given, y)) is NotImplemented
     x_given.resize(8, refcheck=False)  # afterwards it may
@@ -193,7 +193,7 @@ def test_an_argument_stays_as_it_is_while_another_one_is_split(kind, monkeypatch
         return blocks(self, value)
 
     monkeypatch.setattr(ArrayLayout, "split", other_code)
-    call = caller([x, y], [split, split], lambda a, b: ([p + q for p, q in zip(a, b, strict=True)],), [split])
+    call = fast_path([x, y], [split, split], lambda a, b: ([p + q for p, q in zip(a, b, strict=True)],), [split])
     assert np.asarray(call((x, y))).tolist() == (x * 2).tolist() and shapes == [(8, 2)] * 2
 
 
@@ -201,7 +201,7 @@ def test_nothing_leaks(kind):
     blocks = [np.zeros(4, np.float32) for _ in range(3)]
     watched = [weakref.ref(block) for block in blocks]
     b = layout((4,))
-    call = caller([X, np.zeros(4, np.float32)], [A, b], lambda x, y: (x + y,), [A])
+    call = fast_path([X, np.zeros(4, np.float32)], [A, b], lambda x, y: (x + y,), [A])
     results = [call((Array(A, block), block)) for block in blocks]
     watched += [weakref.ref(result) for result in results]
     results.clear()
@@ -221,7 +221,7 @@ def dispatch(kind: str) -> Any:
             super().__init__()
             self.slow: list[Any] = []
 
-        def call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def fallback(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             self.slow.append((args, kwargs))
             return "slow"
 
@@ -232,24 +232,24 @@ def test_dispatch(kind):
     found, b = dispatch(kind), layout((4,), np.int32)
     n = Array(b, np.zeros(4, np.int32))
     assert found(X) == "slow" and found(1, key=2) == "slow" and found.slow == [((X,), {}), ((1,), {"key": 2})]
-    found.callers.insert(0, caller([X], [A], lambda x: (x + 1,), [A]))
-    found.callers.insert(0, caller([n], [b], lambda x: (x + 2,), [b]))
+    found.fast_paths.insert(0, fast_path([X], [A], lambda x: (x + 1,), [A]))
+    found.fast_paths.insert(0, fast_path([n], [b], lambda x: (x + 2,), [b]))
     assert list(np.asarray(found(X))) == [1, 2, 3, 4]
     assert list(np.asarray(found(n))) == [2] * 4
     assert found(X, n) == "slow" and found(key=X) == "slow" and found() == "slow"
-    found.callers.clear()
+    found.fast_paths.clear()
     assert found(X) == "slow"
 
 
 def test_a_jitted_function_keeps_few_callers():
     f = fc.jit(lambda x: x + 1)
-    for n in range(1, 3 * MOST_CALLERS):
+    for n in range(1, 3 * MOST_FAST_PATHS):
         assert f(np.zeros(n)).shape == (n,)
-    assert len(f.callers) == MOST_CALLERS
-    for n in range(1, 3 * MOST_CALLERS):
+    assert len(f.fast_paths) == MOST_FAST_PATHS
+    for n in range(1, 3 * MOST_FAST_PATHS):
         assert np.asarray(f(np.full(n, n))).tolist() == [n + 1] * n
     f.clear_cache()
-    assert not f.callers and f(np.zeros(2)).shape == (2,)
+    assert not f.fast_paths and f(np.zeros(2)).shape == (2,)
 
 
 @pytest.mark.parametrize("number", [True, 2, 2.0, 2j, np.float32(2), np.int64(2), np.bool_(True), np.float16(2)])
@@ -257,7 +257,7 @@ def test_numbers_are_quick(number, monkeypatch):
     f = fc.jit(lambda x, n: x * n)
     x = np.arange(3, dtype=np.float32)
     first = f(x, number)
-    monkeypatch.setattr(f, "_slow_call", None)
+    monkeypatch.setattr(f, "_compile_and_call", None)
     again = f(x, number)
     assert again.dtype == first.dtype == (x * number).dtype and np.asarray(again).tolist() == (x * number).tolist()
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""The quick call of a collective group, by the C extension and in Python: both do the same."""
+"""The fast path of a collective group, by the C extension and in Python: both do the same."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ import funccoll as fc
 from funccoll import P
 from funccoll.arrays.array import Array
 from funccoll.arrays.array_layout import layout_of
-from funccoll.compiler import callers
-from funccoll.compiler.callers import make_caller
+from funccoll.compiler import fast_paths
+from funccoll.compiler.fast_paths import make_fast_path
 from funccoll.core.c_extension import extension
 from funccoll.core.mesh import Sharding
 from funccoll.kernels.frame import NEEDS_FALLBACK
-from funccoll.transports.shm import plan_call
-from funccoll.transports.shm.plan_call import TUPLE_HEAD, PythonPlanCall
+from funccoll.transports.shm import plan_fast_path
+from funccoll.transports.shm.plan_fast_path import TUPLE_HEAD, PythonPlanCall
 from funccoll.transports.shm.results import UNSHARED_REFCOUNT, ResultPool
 
 pytestmark = pytest.mark.usefixtures("small_collections")
 KINDS: dict[str, Any] = {"python": PythonPlanCall}
 if extension is not None:
-    KINDS["C"] = extension.PlanCall
+    KINDS["C"] = extension.PlanFastPath
 
 ARGUMENTS, RESULTS, STATUS = range(3)
 
@@ -61,7 +61,7 @@ def group(
             self.frame[STATUS] = NEEDS_FALLBACK if in_use else kernel(self) or 0
             return int(self.frame[STATUS])
 
-        def call_slowly(self, arrays: tuple[Any, ...]) -> Any:
+        def fallback(self, arrays: tuple[Any, ...]) -> Any:
             self.log.append(("slowly", arrays))
             return ("slow",)
 
@@ -119,11 +119,11 @@ def test_what_cannot_be_called_at_once_goes_the_slow_way(kind, why):
     elif why == "another number of arguments":
         arrays = (*arrays, *arrays)
     else:
-        call.is_quick = False
+        call.is_fast = False
     assert call(*arrays) == ("slow",)
     ((name, given),) = call.log
     assert name == "slowly" and all(a is b for a, b in zip(given, arrays, strict=True))
-    assert call.is_quick == (why != "it is recorded")
+    assert call.is_fast == (why != "it is recorded")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -195,7 +195,7 @@ def test_no_memory_for_results(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_finalizer_after_the_kernel_does_not_take_the_results(kind, monkeypatch):
     """One that the garbage collector runs while the results of a call become Arrays calls the same collective."""
-    monkeypatch.setattr(callers, "extension", None if kind == "python" else extension)
+    monkeypatch.setattr(fast_paths, "extension", None if kind == "python" else extension)
     nested: list[Any] = []
 
     class Garbage:
@@ -216,13 +216,13 @@ def test_a_finalizer_after_the_kernel_does_not_take_the_results(kind, monkeypatc
     call, armed, before = group(kind, kernel), [], gc.get_threshold()
     out = layout_of((2,), np.dtype(float), Sharding(fc.make_mesh({"d": 1}), P()))
     x = Array(out, np.ones(2))
-    caller = make_caller([x], [out], call, [out], optree.treespec_leaf(), lambda error: None)
-    assert caller is not None and caller((x,)).tolist() == [2, 2]
+    fast_path = make_fast_path([x], [out], call, [out], optree.treespec_leaf(), lambda error: None)
+    assert fast_path is not None and fast_path((x,)).tolist() == [2, 2]
     gc.collect()
     gc.disable()
     try:
         armed.append(1)
-        found = caller((x,))
+        found = fast_path((x,))
         gc.collect()
     finally:
         gc.set_threshold(*before)
@@ -236,19 +236,19 @@ def test_an_exception_before_the_call_began_is_not_noted(monkeypatch):
         pytest.skip("there is no C extension")
     noted: list[Any] = []
     call = group("C", add_one)
-    monkeypatch.setattr(callers, "extension", extension)
+    monkeypatch.setattr(fast_paths, "extension", extension)
     out = layout_of((2,), np.dtype(float), Sharding(fc.make_mesh({"d": 1}), P()))
     x = Array(out, np.ones(2))
-    caller = make_caller([x], [out], call, [out], optree.treespec_leaf(), noted.append)
+    fast_path = make_fast_path([x], [out], call, [out], optree.treespec_leaf(), noted.append)
     call.pool.make = [lambda: 1 / 0]
     with pytest.raises(ZeroDivisionError):
-        caller((x,))
+        fast_path((x,))
     call.pool.make = [lambda: np.zeros(2)]
-    assert not noted and not any(call.busy) and caller((x,)).tolist() == [2, 2]
+    assert not noted and not any(call.busy) and fast_path((x,)).tolist() == [2, 2]
 
 
 def test_a_python_that_counts_otherwise_is_asked_itself(monkeypatch):
-    monkeypatch.setattr(plan_call, "UNSHARED_REFCOUNT", None)
+    monkeypatch.setattr(plan_fast_path, "UNSHARED_REFCOUNT", None)
     call, mine = group("python", add_one), []
     for _ in range(10):
         (found,) = call(np.zeros(2))
