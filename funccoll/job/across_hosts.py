@@ -1,6 +1,6 @@
 """Rendezvous of a job on several hosts: all ranks over TCP, then those of each host over its Unix socket, to share its memory.
 
-An `Invitation` (MPI's) tells the ranks at which addresses rank 0 listens, and a secret, with which they prove that they belong
+An `AddressExchange` (MPI's) tells the ranks at which addresses rank 0 listens, and a secret, with which they prove that they belong
 to the job. They meet rank 0's coordinator as on one host. It tells each where all others listen, so that in jobs up to
 FULL_MESH ranks each two connect. In steps that all do together (`_CommonSteps`), and in which each hears of an error of any,
 they then find out which of them share a host.
@@ -25,21 +25,21 @@ from ..core.machine_profile import boot_id
 from ..errors import RendezvousError
 from .coordinator import Coordinator
 from .failure_detector import FULL_MESH
-from .handshake import Answer, JobSpec, make_hello, receive_answer
+from .handshake import Answer, JobSpec, make_handshake, receive_answer
 from .missing_ranks import absence
 from .packets import FramedSocket, receive, send
 from .rendezvous import JoinedJob
 from .strangers import Strangers
-from .tcp import Address, Door, call
+from .tcp import Address, ListeningSocket, call
 
-__all__ = ["Invitation", "meet_hosts"]
+__all__ = ["AddressExchange", "join_across_hosts"]
 
 _SHARE_TIMEOUT = 10.0  # seconds until a rank gives up those of its host, which were there a moment ago
 _PLACE = "\n  at "  # before the user's line, at the end of an error
-_PROGRESS = 0.002  # seconds between two looks at an invitation that is being sent
+_PROGRESS = 0.002  # seconds between two looks at an exchange that is being sent
 
 
-class Invitation(Protocol):
+class AddressExchange(Protocol):
     """The way in which ranks hear of each other before they are connected."""
 
     def send(self, payload: bytes) -> None:
@@ -73,41 +73,41 @@ class Invitation(Protocol):
 class _TcpCoordinator(Coordinator):
     """Rank 0's side between hosts: processes that come prove that they know the secret."""
 
-    def __init__(self, job: JobSpec, timeout: float, door: Door, invitation: Invitation):
+    def __init__(self, job: JobSpec, timeout: float, listening: ListeningSocket, exchange: AddressExchange):
         super().__init__(job, timeout)
-        self.door, self.invitation = door, invitation
+        self.listening, self.exchange = listening, exchange
 
     def _listen(self, arena: int) -> socket.socket:
-        return self.door.listener
+        return self.listening.listener
 
     def _select(self, seconds: float) -> list[tuple[selectors.SelectorKey, int]]:
-        return self.selector.select(seconds if self.invitation.is_sent() else min(seconds, _PROGRESS))
+        return self.selector.select(seconds if self.exchange.is_sent() else min(seconds, _PROGRESS))
 
     def _let_in(self, listener: socket.socket) -> socket.socket:
-        return self.door.accept()
+        return self.listening.accept()
 
     def _next_message(self, channel: socket.socket) -> dict[str, Any] | None:
         assert isinstance(channel, FramedSocket)
-        return _next_message(self.door, channel)
+        return _next_message(self.listening, channel)
 
-    def _name(self, channel: socket.socket, hello: dict[str, Any]) -> str:
-        return f"process {hello.get('process')} of host {hello.get('host')} ({hello.get('command')})"
+    def _name(self, channel: socket.socket, handshake: dict[str, Any]) -> str:
+        return f"process {handshake.get('process')} of host {handshake.get('host')} ({handshake.get('command')})"
 
     def _forget(self, channel: socket.socket) -> None:
-        self.door.forget(channel)
+        self.listening.forget(channel)
 
     def _answer(self) -> dict[str, Any]:
-        called = self.hellos if self.job.world <= FULL_MESH else {}  # of many ranks they would be too long for a message
-        return {**super()._answer(), "addresses": {rank: hello.get("addresses") for rank, hello in called.items()}}
+        called = self.handshakes if self.job.world <= FULL_MESH else {}  # of many ranks they would be too long for a message
+        return {**super()._answer(), "addresses": {rank: handshake.get("addresses") for rank, handshake in called.items()}}
 
 
-def _next_message(door: Door, caller: FramedSocket) -> dict[str, Any] | None:
+def _next_message(listening: ListeningSocket, caller: FramedSocket) -> dict[str, Any] | None:
     """The next message of a caller that has proved itself; None at the end, or when it does not know the secret.
 
     Raises: BlockingIOError when there is none yet.
     """
     try:
-        message = door.hear(caller)
+        message = listening.hear(caller)
     except BlockingIOError:
         raise
     except OSError:  # its host is gone
@@ -205,26 +205,26 @@ def _ended(rank: int) -> str:
     return f"rank {rank} ended before the job could begin. Look for an error of its own above."
 
 
-def meet_hosts(
-    job: JobSpec, timeout: float, invitation: Invitation, share: Callable[[JobSpec, float], JoinedJob]
+def join_across_hosts(
+    job: JobSpec, timeout: float, exchange: AddressExchange, share: Callable[[JobSpec, float], JoinedJob]
 ) -> JoinedJob:
     """Meet all processes of a job on several hosts. `share` meets those of one host, which are a job of their own for it.
 
     Raises: RendezvousError when some have not come after `timeout` seconds, or do not fit; it names them.
     """
     with ExitStack() as stack:
-        door, sockets, answer = (_gather if job.rank == 0 else _join)(job, timeout, invitation)
-        stack.callback(door.close)
+        listening, sockets, answer = (_gather if job.rank == 0 else _join)(job, timeout, exchange)
+        stack.callback(listening.close)
         stack.callback(lambda: [channel.close() for channel in sockets.values()])
         steps = _CommonSteps(job, sockets, time.monotonic() + timeout)
         try:
             if job.rank and job.world <= FULL_MESH:
-                _connect_all(steps, door, answer.addresses)
+                _connect_all(steps, listening, answer.addresses)
             steps.all_gather("connected")  # from here on all are there for what MPI does with all
-            gathered = steps.all_gather([invitation.host_leader(steps.check_in_time), invitation.note()])
+            gathered = steps.all_gather([exchange.host_leader(steps.check_in_time), exchange.note()])
             leaders = [leader for leader, _ in gathered]
-            invitation.take_notes([note for _, note in gathered])
-            here = _share_memory(steps, leaders, door.secret, timeout, share)
+            exchange.take_notes([note for _, note in gathered])
+            here = _share_memory(steps, leaders, listening.secret, timeout, share)
             stack.callback(lambda: None if here.memory is None else os.close(here.memory))
             machines = steps.all_gather(boot_id() or f"of rank {job.rank}")  # unknown: none is known to share it
         except Exception as error:
@@ -232,43 +232,43 @@ def meet_hosts(
             steps.tell(str(error).partition(_PLACE)[0] if ours else f"rank {job.rank} could not start the job: {error!r}")
             raise
         stack.pop_all()
-        door.close()
+        listening.close()
         numbers = {leader: number for number, leader in enumerate(dict.fromkeys(leaders))}
         hosts = tuple(numbers[leader] for leader in leaders)
         sharing = machines.count(machines[job.rank])
         return JoinedJob(job, dict(sockets), here.memory, hosts, profile=answer.profile, connected=True, sharing=sharing)
 
 
-_Met = tuple[Door, dict[int, FramedSocket], Answer]
+_Joined = tuple[ListeningSocket, dict[int, FramedSocket], Answer]
 
 
-def _gather(job: JobSpec, timeout: float, invitation: Invitation) -> _Met:
+def _gather(job: JobSpec, timeout: float, exchange: AddressExchange) -> _Joined:
     """Rank 0's side: let all others come."""
-    door = Door(0, secrets.token_bytes(32))
-    coordinator = _TcpCoordinator(job, timeout, door, invitation)
+    listening = ListeningSocket(0, secrets.token_bytes(32))
+    coordinator = _TcpCoordinator(job, timeout, listening, exchange)
     try:
-        invitation.send(json.dumps([door.secret.hex(), door.addresses, job.run]).encode())
+        exchange.send(json.dumps([listening.secret.hex(), listening.addresses, job.run]).encode())
         sockets, _ = coordinator.run(0, None)
     finally:
         coordinator.close()  # it listens no longer: no other process has the secret
     found = {rank: channel for rank, channel in sockets.items() if isinstance(channel, FramedSocket)}
-    return door, found, Answer([], coordinator.profile)
+    return listening, found, Answer([], coordinator.profile)
 
 
-def _join(job: JobSpec, timeout: float, invitation: Invitation) -> _Met:
+def _join(job: JobSpec, timeout: float, exchange: AddressExchange) -> _Joined:
     """Another rank's side: come to rank 0."""
     who = f"(run {job.run!r}, this is rank {job.rank} of {job.world} on {platform.node()})"
-    payload = invitation.receive(timeout)
+    payload = exchange.receive(timeout)
     if payload is None:
         place = f", this is rank {job.rank} of {job.world} on {platform.node()}"
         raise RendezvousError(absence("rank 0 did not come", job, timeout, place))
     words, addresses, run = json.loads(payload)
     job = replace(job, run=run)  # MPICH's launcher gives each host another name of the run
     secret = bytes.fromhex(words)
-    hello = make_hello(job, 0)  # it reads all sources; rank 0 does not wait long for those that have connected
+    handshake = make_handshake(job, 0)  # it reads all sources; rank 0 does not wait long for those that have connected
     with ExitStack() as stack:
-        door = Door(job.rank, secret)
-        stack.callback(door.close)
+        listening = ListeningSocket(job.rank, secret)
+        stack.callback(listening.close)
         channel = call(0, addresses, secret, time.monotonic() + timeout)
         if channel is None:
             places = ", ".join(f"{host} port {port}" for host, port in addresses)
@@ -277,7 +277,7 @@ def _join(job: JobSpec, timeout: float, invitation: Invitation) -> _Met:
                 f"look for an error of its own above, or let all hosts of a job connect to each other by TCP."
             )
         stack.callback(channel.close)
-        send(channel, {**hello, "addresses": door.addresses, "process": os.getpid(), "host": platform.node()})
+        send(channel, {**handshake, "addresses": listening.addresses, "process": os.getpid(), "host": platform.node()})
         channel.settimeout(timeout + 5.0)  # rank 0, which began before, gives up first: it knows which ranks are missing
         try:
             answer = receive_answer(job, channel, 0)
@@ -289,14 +289,14 @@ def _join(job: JobSpec, timeout: float, invitation: Invitation) -> _Met:
             )
         channel.setblocking(False)
         stack.pop_all()
-        return door, {0: channel}, answer
+        return listening, {0: channel}, answer
 
 
-def _connect_all(steps: _CommonSteps, door: Door, addresses: dict[str, list[Address]]) -> None:
+def _connect_all(steps: _CommonSteps, listening: ListeningSocket, addresses: dict[str, list[Address]]) -> None:
     """Call all lower ranks, which listen for this one or will, and hear all higher ones. Raises RendezvousError."""
     mine, sockets = steps.job.rank, steps.sockets
     for rank in range(1, mine):
-        channel = call(rank, addresses[str(rank)], door.secret, steps.deadline, steps.check)
+        channel = call(rank, addresses[str(rank)], listening.secret, steps.deadline, steps.check)
         if channel is None:
             places = ", ".join(f"{host} port {port}" for host, port in addresses[str(rank)])
             raise RendezvousError(
@@ -306,8 +306,8 @@ def _connect_all(steps: _CommonSteps, door: Door, addresses: dict[str, list[Addr
         sockets[rank] = channel
         send(channel, {"rank": mine})
     with selectors.DefaultSelector() as selector:
-        strangers = Strangers(selector, steps.job.world, door.forget)
-        selector.register(door.listener, selectors.EVENT_READ)
+        strangers = Strangers(selector, steps.job.world, listening.forget)
+        selector.register(listening.listener, selectors.EVENT_READ)
         selector.register(sockets[0], selectors.EVENT_READ)  # rank 0 tells of an error
         while len(sockets) < steps.job.world - 1 and (now := time.monotonic()) < steps.deadline:
             for key, _ in selector.select(min(steps.deadline, strangers.drop_late()) - now):
@@ -315,11 +315,11 @@ def _connect_all(steps: _CommonSteps, door: Door, addresses: dict[str, list[Addr
                 if channel is sockets[0]:
                     strangers.drop_all()
                     return
-                if channel is door.listener:
-                    strangers.accept(door.accept)
+                if channel is listening.listener:
+                    strangers.accept(listening.accept)
                 elif channel in strangers:
                     with suppress(BlockingIOError):
-                        message = _next_message(door, channel)
+                        message = _next_message(listening, channel)
                         if message and message.get("rank") in range(mine + 1, steps.job.world):
                             strangers.admit(channel)
                             selector.unregister(channel)

@@ -9,18 +9,18 @@ from contextlib import contextmanager
 __all__ = ["calling_thread", "works_for"]
 
 
-class _Employer(threading.local):
+class _OnBehalfOf(threading.local):
     """The identifier of the thread that waits for this one; None where none does."""
 
     thread: int | None = None
 
 
-_employer = _Employer()
+_on_behalf_of = _OnBehalfOf()
 
 
 def calling_thread() -> int:
     """Return the identifier of the thread whose collectives this thread calls."""
-    return _employer.thread or threading.get_ident()
+    return _on_behalf_of.thread or threading.get_ident()
 
 
 @contextmanager
@@ -30,8 +30,8 @@ def works_for(thread: int) -> Iterator[None]:
     So their order is that thread's: autograd runs the backward pass of a module on a GPU in a thread of its own, and the
     thread that called `backward` waits for it.
     """
-    before, _employer.thread = _employer.thread, thread
+    before, _on_behalf_of.thread = _on_behalf_of.thread, thread
     try:
         yield
     finally:
-        _employer.thread = before
+        _on_behalf_of.thread = before

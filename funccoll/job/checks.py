@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Finding"]
+__all__ = ["Check"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class Check:
     """One line of the page. `advice` is a sentence on what to do, empty when there is nothing."""
 
     section: str

@@ -23,8 +23,8 @@ from .handshake import (
     JobSpec,
     describe_installation,
     installation,
-    is_hello,
-    make_hello,
+    is_handshake,
+    make_handshake,
     own_command,
     receive_answer,
     refuse_stranger,
@@ -53,12 +53,12 @@ class Coordinator:
         self.processes = {0: _process(os.getpid(), own_command())}  # by rank, for errors
         self.expected = job.world  # processes that come, at most
         self.selector = selectors.DefaultSelector()
-        self.strangers = Strangers(self.selector, job.world, self._forget)  # connected, no hello yet
+        self.strangers = Strangers(self.selector, job.world, self._forget)  # connected, no handshake yet
         self.arrived: dict[int, socket.socket] = {}
         self.refused: list[socket.socket] = []  # connected with another version or size of the job
-        self.hellos: dict[int, dict[str, Any]] = {}  # of ranks that have arrived
+        self.handshakes: dict[int, dict[str, Any]] = {}  # of ranks that have arrived
         self.problem = ""
-        self.lost: dict[int, float] = {}  # ranks that have gone after their hello, and until when they may come again
+        self.lost: dict[int, float] = {}  # ranks that have gone after their handshake, and until when they may come again
 
     def run(self, arena: int, create: Callable[[int], int] | None) -> tuple[dict[int, socket.socket], int | None]:
         """Let all ranks join, and return their sockets, and the memory if any. `arena` and `create` are `meet`'s."""
@@ -73,7 +73,7 @@ class Coordinator:
             if self.problem:
                 raise RendezvousError(self.problem)
             self.strangers.drop_all()  # they keep files open
-            memory = create(min([arena, *(hello["arena"] for hello in self.hellos.values())])) if create else None
+            memory = create(min([arena, *(handshake["arena"] for handshake in self.handshakes.values())])) if create else None
             answer, descriptors = self._answer(), [] if memory is None else [memory]
             for channel in self.arrived.values():
                 self.selector.unregister(channel)  # they belong to the watch from now on
@@ -161,7 +161,7 @@ class Coordinator:
             channel.connect(self.job.address)
             channel.settimeout(self.timeout + 5.0)
             refuse_stranger(self.job, channel)
-            if send(channel, make_hello(self.job, arena)):
+            if send(channel, make_handshake(self.job, arena)):
                 receive_answer(self.job, channel, 0)
                 return True
         return False
@@ -218,7 +218,7 @@ class Coordinator:
         """Forget a connection that is about to be closed."""
 
     def _gone(self, channel: socket.socket) -> None:
-        """Free the place of a rank that closed its socket, or sent more than its hello."""
+        """Free the place of a rank that closed its socket, or sent more than its handshake."""
         until = time.monotonic() + GRACE
         self.lost |= {rank: until for rank, c in self.arrived.items() if c is channel}
         self.arrived = {rank: c for rank, c in self.arrived.items() if c is not channel}
@@ -226,17 +226,17 @@ class Coordinator:
         self.strangers.drop(channel)
 
     def _hear(self, channel: socket.socket) -> dict[str, Any] | None:
-        """The hello of a process; one that says something else is dropped."""
+        """The handshake of a process; one that says something else is dropped."""
         try:
-            hello = self._next_message(channel)
+            handshake = self._next_message(channel)
         except BlockingIOError:
             return None
         except OSError:
-            hello = None
-        if hello is None or not is_hello(hello) or hello.get("run") != self.job.run:
+            handshake = None
+        if handshake is None or not is_handshake(handshake) or handshake.get("run") != self.job.run:
             self.strangers.drop(channel)
             return None
-        return hello
+        return handshake
 
     def _next_message(self, channel: socket.socket) -> dict[str, Any] | None:
         """The next message of a process that has connected, None at the end. Raises BlockingIOError when there is none yet."""
@@ -245,16 +245,16 @@ class Coordinator:
             os.close(descriptor)
         return message
 
-    def _name(self, channel: socket.socket, hello: dict[str, Any]) -> str:
-        """The process that said hello, in words."""
-        return _process(peer(channel)[0], hello.get("command"))
+    def _name(self, channel: socket.socket, handshake: dict[str, Any]) -> str:
+        """The process that said handshake, in words."""
+        return _process(peer(channel)[0], handshake.get("command"))
 
     def _admit(self, channel: socket.socket) -> None:
-        hello = self._hear(channel)
-        if hello is None:
+        handshake = self._hear(channel)
+        if handshake is None:
             return
-        rank, who = hello["rank"], self._name(channel, hello)
-        problem = self._mismatch(rank, hello["world"], hello)
+        rank, who = handshake["rank"], self._name(channel, handshake)
+        problem = self._mismatch(rank, handshake["world"], handshake)
         if not problem and rank not in self._missing():
             problem, self.expected = self._clash(rank, who), 2 * self.job.world
         if problem:
@@ -262,20 +262,20 @@ class Coordinator:
             self.deadline = min(self.deadline, time.monotonic() + GRACE)
             self.refused.append(channel)
         else:
-            self.arrived[rank], self.hellos[rank], self.processes[rank] = channel, hello, who
+            self.arrived[rank], self.handshakes[rank], self.processes[rank] = channel, handshake, who
             self.lost.pop(rank, None)
         self.strangers.admit(channel)
 
     def _refuse(self, channel: socket.socket, left: Callable[[int], Any]) -> str:
-        hello = self._hear(channel)
-        if hello is None:
+        handshake = self._hear(channel)
+        if handshake is None:
             return ""
-        rank, clash = hello["rank"], ""
-        mismatch = self._mismatch(rank, hello["world"], hello)
+        rank, clash = handshake["rank"], ""
+        mismatch = self._mismatch(rank, handshake["world"], handshake)
         # After a rank that has left comes the next job, a little early: without an answer it tries again.
         if mismatch or rank not in self.processes or not left(rank):
             if not mismatch and rank in self.processes and time.monotonic() < self.deadline:
-                clash = self._clash(rank, self._name(channel, hello))
+                clash = self._clash(rank, self._name(channel, handshake))
             running = f"run {self.job.run!r} is a job of {self.job.world} processes that runs already: its rank 0 is "
             send(channel, {"error": clash or f"{running}{self.processes[0]}. {REMEDY}"})
         self.strangers.drop(channel)
@@ -287,14 +287,14 @@ class Coordinator:
             f"were started under one name, and it cannot be known which processes belong together, so both end. {REMEDY}"
         )
 
-    def _mismatch(self, rank: Any, world: Any, hello: dict[str, Any]) -> str:
+    def _mismatch(self, rank: Any, world: Any, handshake: dict[str, Any]) -> str:
         ours = installation()
-        if any(hello.get(key) != value for key, value in ours.items() if key != "folder"):
-            mine, theirs = platform.node(), hello.get("host", platform.node())
+        if any(handshake.get(key) != value for key, value in ours.items() if key != "folder"):
+            mine, theirs = platform.node(), handshake.get("host", platform.node())
             places = ("", "") if theirs == mine else (f" on {theirs}", f" on {mine}")
             remedy = "start them in one environment" if theirs == mine else "install the same versions on both hosts"
             return (
-                f"rank {rank}{places[0]} runs {describe_installation(hello)}, and rank 0{places[1]} runs "
+                f"rank {rank}{places[0]} runs {describe_installation(handshake)}, and rank 0{places[1]} runs "
                 f"{describe_installation(ours)}. All must run the same: {remedy}."
             )
         if not 0 <= rank < world:

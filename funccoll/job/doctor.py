@@ -25,7 +25,7 @@ from ..core.c_extension import why_not
 from ..core.display import size_text
 from ..kernels import cuda_toolkit
 from . import host, process_memory
-from .checks import Finding
+from .checks import Check
 from .mpi_findings import mpi_findings
 from .mpirun import find_program
 
@@ -54,28 +54,28 @@ _CUPY_BUILDS = {"cupy-cuda12x": 12, "cupy-cuda13x": 13}
 _LAUNCHERS = ("torchrun", "srun")
 
 
-def examine() -> list[Finding]:
+def examine() -> list[Check]:
     """All findings, in the order of the page. The trials leave nothing behind."""
     return [*_software(), *_variables(), *_machine(), *_kernel(), *mpi_findings(), *_optional(), *_gpus()]
 
 
-def _software() -> Iterator[Finding]:
+def _software() -> Iterator[Check]:
     section = "Software"
-    yield Finding(section, "funccoll", f"{__version__} ({Path(__file__).parents[2]})")
-    yield Finding(section, "Python", f"{platform.python_version()} ({sys.executable})")
+    yield Check(section, "funccoll", f"{__version__} ({Path(__file__).parents[2]})")
+    yield Check(section, "Python", f"{platform.python_version()} ({sys.executable})")
     for name, use in (("numpy", ""), ("numba", " (compiles the kernels)")):
         try:
-            yield Finding(section, name, f"{importlib.import_module(name).__version__}{use}")
+            yield Check(section, name, f"{importlib.import_module(name).__version__}{use}")
         except Exception as error:  # numba refuses a NumPy that is too new with more than ImportError
-            yield Finding(
+            yield Check(
                 section, name, f"cannot be imported: {error}", "wrong", f"Install it anew: pip install --upgrade {name}"
             )
     if why_not:
         unset = why_not.startswith(config.NATIVE)
         advice = f"Unset {config.NATIVE}." if unset else "Install a C compiler and Python's headers, then funccoll anew."
-        yield Finding(section, "C extension", f"not used: {why_not}; calls run in Python, 2 µs more each", "absent", advice)
+        yield Check(section, "C extension", f"not used: {why_not}; calls run in Python, 2 µs more each", "absent", advice)
     else:
-        yield Finding(section, "C extension", "used: calls run without the interpreter")
+        yield Check(section, "C extension", "used: calls run without the interpreter")
     try:
         from ..kernels.object_cache import cache_directory
 
@@ -83,46 +83,46 @@ def _software() -> Iterator[Finding]:
     except Exception:  # llvmlite, which numba needs, may fail with any of its own
         return
     if folder is None:
-        yield Finding(
+        yield Check(
             section, "kernels", "cannot be kept: every process compiles its own, which takes seconds", "warning",
             "Set NUMBA_CACHE_DIR to a folder that can be written.",
         )  # fmt: skip
     else:
-        yield Finding(section, "kernels", f"{len(list(folder.glob('*.o')))} kept in {folder}")
+        yield Check(section, "kernels", f"{len(list(folder.glob('*.o')))} kept in {folder}")
 
 
-def _variables(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+def _variables(environment: Mapping[str, str] = os.environ) -> Iterator[Check]:
     """The variables that are set, and those that begin like ours and mean nothing."""
     section = "Environment variables"
     for name in sorted(name for name in environment if name.startswith(config.PREFIX)):
         known = config.VARIABLES.get(name)
         if known is not None:
-            yield Finding(section, name, f"{environment[name]!r} ({known.meaning})")
+            yield Check(section, name, f"{environment[name]!r} ({known.meaning})")
             continue
         near = difflib.get_close_matches(name, [name for name, v in config.VARIABLES.items() if not v.own], 1, 0.8)
         meant = [config.VARIABLES[name] for name in near]
         advice = f"Did you mean {meant[0]}: {meant[0].meaning}?" if meant else "funccoll.config has all that are read."
-        yield Finding(section, name, "is not a variable of funccoll, and changes nothing", "warning", advice)
+        yield Check(section, name, "is not a variable of funccoll, and changes nothing", "warning", advice)
 
 
-def _machine() -> Iterator[Finding]:
+def _machine() -> Iterator[Check]:
     section = "Machine"
     usable, there = host.cores(), os.cpu_count() or 1
     less = f" of {there}: this process's affinity or its container's limit" if usable < there else ""
-    yield Finding(section, "cores", f"{usable} usable{less}")
+    yield Check(section, "cores", f"{usable} usable{less}")
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = host.memory_limit()
     less = f"; this container's limit is {size_text(limit)}" if limit is not None and limit < total else "; no limit below it"
-    yield Finding(section, "memory", size_text(total) + less)
+    yield Check(section, "memory", size_text(total) + less)
     space = resource.getrlimit(resource.RLIMIT_AS)[0]
     if space != resource.RLIM_INFINITY:
-        yield Finding(
+        yield Check(
             section, "address space", f"limited to {size_text(space)}", "ok" if space >= _ROOMY else "warning",
             "Less room for the arrays that ranks share; `ulimit -v unlimited` lifts the limit.",
         )  # fmt: skip
 
 
-def _kernel() -> Iterator[Finding]:
+def _kernel() -> Iterator[Check]:
     section = "Between processes"
     yield _tried(
         section, "memfd", "works: shared memory without files", _try_memory,
@@ -135,33 +135,33 @@ def _kernel() -> Iterator[Finding]:
     yield _tried(section, "pidfd", "works: a rank's end is noticed at once", lambda: os.close(os.pidfd_open(os.getpid())),
         "Linux 5.3 has it; without, funccoll run looks every 50 ms.", "warning")  # fmt: skip
     yield _direct_reads(section)
-    yield Finding(section, "not needed", "/dev/shm, a network, root")
+    yield Check(section, "not needed", "/dev/shm, a network, root")
 
 
-def _direct_reads(section: str) -> Finding:
+def _direct_reads(section: str) -> Check:
     copied, name = "Large NumPy arguments are copied to shared memory first, which costs time and nothing else.", "direct reads"
     if config.DIRECT_READS.read() == "0":
-        return Finding(section, name, f"switched off: {config.DIRECT_READS}=0", "absent", copied)
+        return Check(section, name, f"switched off: {config.DIRECT_READS}=0", "absent", copied)
     try:
         with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as child:
             maps = Path(f"/proc/{child.pid}/maps").read_text()
             process_memory.read(child.pid, int(maps.partition("-")[0], 16), 1)
     except (OSError, ValueError) as error:
         number = getattr(error, "errno", None) or errno.EIO
-        return Finding(section, name, process_memory.refusal(number), "warning", copied)
+        return Check(section, name, process_memory.refusal(number), "warning", copied)
     parent = " of one launcher (Yama allows no others)" if process_memory.yama_scope() else ""
-    return Finding(section, name, f"work: peers{parent} read large NumPy arguments where they are")
+    return Check(section, name, f"work: peers{parent} read large NumPy arguments where they are")
 
 
 def _tried(
     section: str, name: str, works: str, attempt: Callable[[], object], advice: str,
     state: Literal["warning", "wrong"] = "wrong",
-) -> Finding:  # fmt: skip
+) -> Check:  # fmt: skip
     try:
         attempt()
     except (OSError, AttributeError) as error:
-        return Finding(section, name, f"fails: {error}", state, advice)
-    return Finding(section, name, works)
+        return Check(section, name, f"fails: {error}", state, advice)
+    return Check(section, name, works)
 
 
 def _try_memory() -> None:
@@ -193,19 +193,19 @@ def _try_sockets() -> None:
                 os.close(descriptor)
 
 
-def _optional() -> Iterator[Finding]:
+def _optional() -> Iterator[Check]:
     section = "Other launchers (on one host, funccoll run needs none)"
     for name in _LAUNCHERS:
         path = find_program(name)
-        yield Finding(section, name, path or "not found", "ok" if path else "absent")
+        yield Check(section, name, path or "not found", "ok" if path else "absent")
     section = "Optional libraries"
     for name, use, extra in _EXTRAS:
         found = _version(name)
         how = f": pip install 'funccoll[{extra}]'" if extra else ""
         if found:
-            yield Finding(section, name, f"{found} ({use})")
+            yield Check(section, name, f"{found} ({use})")
         else:
-            yield Finding(section, name, f"not installed ({use}{how})", "absent")
+            yield Check(section, name, f"not installed ({use}{how})", "absent")
 
 
 def _version(distribution: str) -> str:
@@ -216,53 +216,53 @@ def _version(distribution: str) -> str:
         return ""
 
 
-def _gpus() -> Iterator[Finding]:
+def _gpus() -> Iterator[Check]:
     section = "GPUs (several, and NCCL, have not run yet: make gpu-check tries what there is)"
     yield from _nvidia(section)
     yield _driver(section)
     for name, distributions, use, how in _GPU_PARTS:  # found without loading anything of CUDA
         found = [(one, text) for one in distributions if (text := _version(one))]
         if found:
-            yield Finding(section, name, f"{found[0][1]}, {found[0][0]} ({use})")
+            yield Check(section, name, f"{found[0][1]}, {found[0][0]} ({use})")
         elif name in _TOOLKIT_FILES and (path := cuda_toolkit.find(_TOOLKIT_FILES[name])):
-            yield Finding(section, name, f"{path} ({use})")
+            yield Check(section, name, f"{path} ({use})")
         else:
             missing = "neither in a CUDA toolkit nor installed" if name in _TOOLKIT_FILES else "not installed"
-            yield Finding(section, name, f"{missing} with pip ({use}: pip install {how})", "absent")
+            yield Check(section, name, f"{missing} with pip ({use}: pip install {how})", "absent")
 
 
-def _driver(section: str) -> Finding:
+def _driver(section: str) -> Check:
     """The CUDA that the driver knows, beside the one that CuPy is built for."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return Finding(section, "driver", "not found (libcuda.so.1)", "absent")
+        return Check(section, "driver", "not found (libcuda.so.1)", "absent")
     version = ctypes.c_int()
     if code := library.cuDriverGetVersion(ctypes.byref(version)):
-        return Finding(section, "driver", f"fails with error {code}", "warning", "nvidia-smi says more.")
+        return Check(section, "driver", f"fails with error {code}", "warning", "nvidia-smi says more.")
     known = version.value // 1000
     value = f"knows CUDA {known}.{version.value % 1000 // 10}"
     newer = [name for name, built in _CUPY_BUILDS.items() if built > known and _version(name)]
     if newer:
         advice = f"Install the one for this driver, pip install 'funccoll[cuda{known}]', or a newer driver."
-        return Finding(section, "driver", f"{value}, and {newer[0]} needs a newer one", "warning", advice)
-    return Finding(section, "driver", value)
+        return Check(section, "driver", f"{value}, and {newer[0]} needs a newer one", "warning", advice)
+    return Check(section, "driver", value)
 
 
-def _nvidia(section: str) -> Iterator[Finding]:
+def _nvidia(section: str) -> Iterator[Check]:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         if any(Path("/dev").glob("nvidia[0-9]*")):
             advice = "Install the driver's tools; in a container start it with --gpus all."
-            yield Finding(section, "NVIDIA", "devices, but no nvidia-smi", "warning", advice)
+            yield Check(section, "NVIDIA", "devices, but no nvidia-smi", "warning", advice)
         else:
-            yield Finding(section, "NVIDIA", "none found", "absent")
+            yield Check(section, "NVIDIA", "none found", "absent")
         return
     try:
         done = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        yield Finding(section, "NVIDIA", f"nvidia-smi fails: {error}", "warning", "Driver and kernel module must match.")
+        yield Check(section, "NVIDIA", f"nvidia-smi fails: {error}", "warning", "Driver and kernel module must match.")
         return
     for line in filter(None, done.stdout.splitlines()):
         name, _, text = line.partition(":")
-        yield Finding(section, name, text.split("(UUID")[0].strip())
+        yield Check(section, name, text.split("(UUID")[0].strip())

@@ -39,23 +39,23 @@ from .excepthook import print_folded, report_exception
 from .failure import Failure
 from .host import PEER_FAILURE_EXIT_CODE
 from .packets import FramedSocket, receive, send
-from .rpc import Questions
+from .rpc import Rpc
 
-__all__ = ["FULL_MESH", "Watch"]
+__all__ = ["FULL_MESH", "FailureDetector"]
 
 FULL_MESH = 16
 """Ranks of a job up to which each gets a socket to each other."""
 FAILED = 0
 LEFT = 8
 _TEXT = 2048  # word of the traceback: 1 + the rank, its bytes, and the text
-_PHASES = 4096  # word of rank 0's phase: see `Watch.arrive`
+_PHASES = 4096  # word of rank 0's phase: see `FailureDetector.arrive`
 _MAX_TRACEBACK = 16_000  # characters of a traceback that are sent: its end
 _INTRODUCTION_TIMEOUT = 5.0  # seconds that a rank waits to be introduced to all
 _MESSAGE_TIMEOUT = 0.5  # seconds in which the message about a failure follows its word in shared memory
 _STACK_TIMEOUT = 1.0  # seconds that a rank waits for another one's stack
 _UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
 
-class Watch:
+class FailureDetector:
     """Watch over the other processes of a job, which are told how this one ends."""
 
     def __init__(
@@ -76,7 +76,7 @@ class Watch:
         self.grace = 0.0
         """Seconds that this rank stays after a failure while others have not left: its end may be theirs."""
         self._forwards = connected and rank == 0 and len(self._sockets) >= FULL_MESH
-        self._questions = Questions(rank, self._pass_on)
+        self._rpc = Rpc(rank, self._pass_on)
         self._lock = threading.Lock()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="funccoll-watch", daemon=True)
@@ -169,7 +169,7 @@ class Watch:
         if kind == "met":
             self._introduced.set()
         if kind in ("ask", "answer"):
-            self._questions.hear(message)
+            self._rpc.hear(message)
         if kind in ("died", "raised", "unreachable", "clash"):
             self._record(Failure(about, kind, str(message.get("text", ""))))
         if kind == "left":
@@ -187,7 +187,7 @@ class Watch:
 
     def _note_absent(self, rank: int) -> None:
         """Wait for nothing of a rank any more."""
-        self._questions.end(rank)
+        self._rpc.end(rank)
         self._present.discard(rank)
         if not self._present:
             self._is_last.set()
@@ -198,16 +198,16 @@ class Watch:
         return channel is not None and send(channel, message)
 
     def answer_with(self, kind: str, handler: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
-        """Answer the questions of a kind that other ranks ask, in the watch's thread. See `Questions`."""
-        self._questions.handlers[kind] = handler
+        """Answer the questions of a kind that other ranks ask, in the watch's thread. See `Rpc`."""
+        self._rpc.handlers[kind] = handler
 
     def ask(self, rank: int, question: dict[str, Any], timeout: float) -> dict[str, Any] | None:
         """Ask another rank, whose handler for the question's "kind" answers; None when it does not in `timeout` seconds."""
-        return self._questions.ask([rank], question, timeout).get(rank)
+        return self._rpc.ask([rank], question, timeout).get(rank)
 
     def ask_all(self, ranks: Iterable[int], question: dict[str, Any], timeout: float) -> dict[int, dict[str, Any]]:
         """Ask several ranks at once. Returns the answers of those that answer in `timeout` seconds."""
-        return self._questions.ask(ranks, question, timeout)
+        return self._rpc.ask(ranks, question, timeout)
 
     def stack_of(self, rank: int) -> str:
         """Where another rank's threads are now; "" when it does not answer: it is stopped, or in C code that holds the GIL."""
@@ -351,7 +351,7 @@ class Watch:
         for channel in self._sockets.values():
             channel.close()
         self._sockets.clear()
-        self._questions.handlers.clear()  # or they would keep what they tell of, which is the job's memory
+        self._rpc.handlers.clear()  # or they would keep what they tell of, which is the job's memory
         if self._coordinator is not None:
             self._coordinator.close()
         os.close(self._wake)

@@ -1,4 +1,4 @@
-"""The hello: which rank of which job a process is, and what is installed there. Rank 0 answers it."""
+"""The handshake: which rank of which job a process is, and what is installed there. Rank 0 answers it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ..platforms import blas
 from .packets import peer, receive, same_user
 
 __all__ = [
-    "REMEDY", "Answer", "JobSpec", "describe_installation", "installation", "is_hello", "make_hello", "own_command",
+    "REMEDY", "Answer", "JobSpec", "describe_installation", "installation", "is_handshake", "make_handshake", "own_command",
     "receive_answer", "refuse_other_user", "refuse_stranger",
 ]  # fmt: skip
 
 PROTOCOL = 4
 REMEDY = "Give each job a name of its own: another MASTER_PORT, or another FUNCCOLL_RUN_ID."
 _COMMAND = 200  # characters of a process's command in errors
-_LONGEST = 8192  # characters of a word in a hello: errors quote them, which must fit into a message
+_LONGEST = 8192  # characters of a word in a handshake: errors quote them, which must fit into a message
 
 
 @functools.lru_cache(maxsize=1)
@@ -95,14 +95,14 @@ def own_command() -> str:
     return shlex.join(sys.orig_argv)[:_COMMAND]
 
 
-def make_hello(job: JobSpec, arena: int) -> dict[str, Any]:
+def make_handshake(job: JobSpec, arena: int) -> dict[str, Any]:
     """This process, for rank 0."""
     numbers = {"rank": job.rank, "world": job.world, "arena": arena}
     return {**installation(), **numbers, "run": job.run, "command": own_command()}
 
 
-def is_hello(message: Mapping[str, Any]) -> bool:
-    """True when a message has the form of a hello."""
+def is_handshake(message: Mapping[str, Any]) -> bool:
+    """True when a message has the form of a handshake."""
     numbers = [message.get(name) for name in ("rank", "world", "arena")]
     words = [message.get(name, "") for name in (*installation(), "command", "host")]
     return (

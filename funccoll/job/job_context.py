@@ -21,7 +21,7 @@ from ..errors import DeviceError, MeshError, RendezvousError, user_source
 from ..runtime.recorder import begin_from_environment, end
 from ..runtime.transport import Transport, choose_job_transport, load_transport
 from . import rendezvous, reports
-from .failure_detector import Watch
+from .failure_detector import FailureDetector
 from .forking import ForkHandshake
 from .handshake import JobSpec
 from .identity import check_joined, describe_rank, new_job, own_place, started_by
@@ -45,7 +45,7 @@ __all__ = [
 
 DEVICE_TYPES = ("cpu", "cuda")
 
-_GRACE = 2.0  # seconds: see `Watch.grace`. Ranks hear of a failure within milliseconds, and then print it
+_GRACE = 2.0  # seconds: see `FailureDetector.grace`. Ranks hear of a failure within milliseconds, and then print it
 
 
 class _Process:
@@ -102,11 +102,11 @@ class _Process:
         of_epoch = replace(job, run=f"{job.run}-{self.epoch}")
         kind = choose_job_transport(job)
         try:
-            meeting = kind.meet(of_epoch, timeout)
-            with meeting.closed_on_error():
-                transport = kind(meeting)
+            joined = kind.meet(of_epoch, timeout)
+            with joined.closed_on_error():
+                transport = kind(joined)
                 words = transport.failure_words()
-                watch = Watch(job.rank, meeting.sockets, words, meeting.coordinator, meeting.connected)
+                watch = FailureDetector(job.rank, joined.sockets, words, joined.coordinator, joined.connected)
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise RendezvousError(
@@ -119,8 +119,8 @@ class _Process:
             ) from None
         watch.grace = 0.0 if job.gives_grace else _GRACE
         watch.hook_exceptions()
-        machine_profile.adopt(meeting.profile)
-        self.membership = Membership(self.epoch, meeting, watch, transport, collective_timeout, fork_bytes)
+        machine_profile.adopt(joined.profile)
+        self.membership = Membership(self.epoch, joined, watch, transport, collective_timeout, fork_bytes)
         if launched.world > 1:
             os.environ[config.JOINED] = f"{place}{os.getpid()}"
         else:

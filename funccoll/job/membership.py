@@ -10,7 +10,7 @@ from typing import Any
 
 from ..core.mesh import Mesh, number_hosts
 from ..runtime.transport import JobTransport
-from .failure_detector import Watch
+from .failure_detector import FailureDetector
 from .rendezvous import JoinedJob
 
 __all__ = ["Membership"]
@@ -26,12 +26,12 @@ class Membership:
     """
 
     def __init__(
-        self, epoch: int, meeting: JoinedJob, watch: Watch, transport: JobTransport, timeout: float, fork_bytes: int
+        self, epoch: int, joined: JoinedJob, watch: FailureDetector, transport: JobTransport, timeout: float, fork_bytes: int
     ):  # fmt: skip
-        job, self.hosts = meeting.job, meeting.hosts
+        job, self.hosts = joined.job, joined.hosts
         self.epoch, self.rank, self.world, self.ranks = epoch, job.rank, job.world, range(job.world)
         self.watch, self.transport, self.timeout, self.fork_bytes = watch, transport, timeout, fork_bytes
-        self.processes_here = max(self.hosts.count(self.hosts[self.rank]), job.local, meeting.sharing)
+        self.processes_here = max(self.hosts.count(self.hosts[self.rank]), job.local, joined.sharing)
         """Processes of the job on this machine."""
         self.mesh_numbers = itertools.count(1)
         self.at_leave = ExitStack()

@@ -1,7 +1,7 @@
 """Rendezvous: the processes of a job on one host find each other, and get one piece of memory that they share.
 
 Rank 0 listens on a Unix socket in the abstract namespace (not a file, so nothing can be left behind), named by the
-user and the run; every other rank connects and says hello. When all are there, each gets the shared memory as a file
+user and the run; every other rank connects and says handshake. When all are there, each gets the shared memory as a file
 descriptor. The sockets stay open: `watch` sees on them which rank has died. Packets (SOCK_SEQPACKET) keep messages whole:
 one JSON object each.
 """
@@ -19,7 +19,7 @@ from typing import Any
 from ..config import Variable
 from ..errors import RendezvousError
 from .coordinator import GRACE, Coordinator
-from .handshake import JobSpec, make_hello, receive_answer, refuse_other_user, refuse_stranger
+from .handshake import JobSpec, make_handshake, receive_answer, refuse_other_user, refuse_stranger
 from .missing_ranks import absence, numbered
 from .packets import send
 from .reports import EndedRanks
@@ -98,7 +98,7 @@ def meet(job: JobSpec, timeout: float, arena: int, create: Callable[[int], int] 
 
 
 def _join(job: JobSpec, timeout: float, arena: int, descriptors: int, ended: EndedRanks) -> JoinedJob:
-    hello = make_hello(job, arena)
+    handshake = make_handshake(job, arena)
     deadline, pause = time.monotonic() + timeout, 0.001
     what, lost = "did not come", None  # the time at which rank 0 was lost, after it had answered
     while time.monotonic() < deadline and (lost is None or time.monotonic() < lost + GRACE):
@@ -109,7 +109,7 @@ def _join(job: JobSpec, timeout: float, arena: int, descriptors: int, ended: End
             channel.settimeout(timeout + 5.0)
             channel.connect(job.address)
             refuse_stranger(job, channel)
-            if send(channel, hello):
+            if send(channel, handshake):
                 what, lost = "was there but did not answer", None
                 answer = receive_answer(job, channel, descriptors)
                 if answer is not None:

@@ -11,12 +11,12 @@ from typing import Any
 
 from .stacks import stacks
 
-__all__ = ["Questions"]
+__all__ = ["Rpc"]
 
 _LONGEST = 16_000  # characters of a stack
 
 
-class Questions:
+class Rpc:
     """This rank's questions and its answers."""
 
     def __init__(self, rank: int, pass_on: Callable[[int, dict[str, Any]], bool]):

@@ -4,7 +4,7 @@ Both sides prove that they know the secret, by HMACs of two nonces, and the rank
 another host the same address may be another process, also one of this job. Until then each side takes the other for a stranger:
 it reads a fixed number of bytes, of a fixed form, and compares them. Nothing of a stranger's is parsed.
 
-    the caller: _MAGIC, its nonce        the door: its nonce, its proof        the caller: its proof
+    the caller: _MAGIC, its nonce        the listening: its nonce, its proof        the caller: its proof
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from .packets import FramedSocket, receive
 
-__all__ = ["Address", "Door", "call", "host_addresses"]
+__all__ = ["Address", "ListeningSocket", "call", "host_addresses"]
 
 Address = tuple[str, int]
 """The numeric address of a host, and a port."""
@@ -82,7 +82,7 @@ def _prove(secret: bytes, side: bytes, rank: int, *nonces: bytes) -> bytes:
     return hmac.digest(secret, b" ".join((side, b"%d" % rank, *nonces)), "sha256")
 
 
-class Door:
+class ListeningSocket:
     """A port on which rank `rank` is called by others that know `secret`."""
 
     def __init__(self, rank: int, secret: bytes):

@@ -291,7 +291,7 @@ class JobTransport(Protocol):
     message_library: MessageLibrary | None
     """The library that passes messages between hosts; None where there is one host."""
 
-    def __init__(self, meeting: JoinedJob): ...
+    def __init__(self, joined: JoinedJob): ...
 
     @staticmethod
     def meet(job: JobSpec, timeout: float) -> JoinedJob:

@@ -348,7 +348,7 @@ class Ending:
         self.told.append("free")
 
 
-class Watch:
+class FailureDetector:
     """The watch of rank 0 of 2; rank 1 comes to the phases up to `comes`."""
 
     def __init__(self, told, comes, failure=None):
@@ -377,7 +377,7 @@ class Watch:
 def test_the_end_of_peers(comes, failure, error, wanted, monkeypatch, caplog):
     told = []
     monkeypatch.setattr(peer_shutdown, "_GRACE_S", 0.01)
-    world = SimpleNamespace(watch=Watch(told, comes, failure), hosts=(0, 0, 1), rank=0, timeout=0.01)
+    world = SimpleNamespace(watch=FailureDetector(told, comes, failure), hosts=(0, 0, 1), rank=0, timeout=0.01)
     shutdown = peer_shutdown.PeerShutdown()
     shutdown.add(Ending(told, error))
     with pytest.raises(CudaError) if error else nullcontext():

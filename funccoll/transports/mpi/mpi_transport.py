@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import MissingPackageError, PeerFailure, RendezvousError
-from ...job.across_hosts import meet_hosts
+from ...job.across_hosts import join_across_hosts
 from ...job.handshake import JobSpec
 from ...job.host import PEER_FAILURE_EXIT_CODE
 from ...job.packets import receive
@@ -118,7 +118,7 @@ class _Mpi:
         )
 
     def begin(self, check: Callable[[], None]) -> None:
-        """Make the communicator of a job. All ranks call it together. `check` is that of `Invitation.host_leader`."""
+        """Make the communicator of a job. All ranks call it together. `check` is that of `AddressExchange.host_leader`."""
         try:
             made, request = self.mpi.COMM_WORLD.Idup()
             while not request.Test():
@@ -214,7 +214,7 @@ def _mpi() -> _Mpi:
     return _Mpi()
 
 
-class _MpiInvitation:
+class _MpiAddressExchange:
     """Rank 0's words as messages of COMM_WORLD, under a tag of their own: collectives of the user's there are not disturbed."""
 
     def __init__(self, mpi: _Mpi, alone: bool):
@@ -222,18 +222,18 @@ class _MpiInvitation:
         self._requests: list[Any] = []
 
     def send(self, payload: bytes) -> None:
-        """See `Invitation`."""
+        """See `AddressExchange`."""
         world = self.mpi.mpi.COMM_WORLD
         self._requests = [world.Isend(payload, rank, _INVITATION_TAG) for rank in range(1, world.size)]
 
     def is_sent(self) -> bool:
-        """See `Invitation`."""
+        """See `AddressExchange`."""
         if self._requests and self.mpi.mpi.Request.Testall(self._requests):
             self._requests.clear()
         return not self._requests
 
     def receive(self, seconds: float) -> bytes | None:
-        """See `Invitation`. Of several, after attempts that failed, the last one."""
+        """See `AddressExchange`. Of several, after attempts that failed, the last one."""
         world, end, found = self.mpi.mpi.COMM_WORLD, time.monotonic() + seconds, None
         while True:
             message = world.Improbe(0, _INVITATION_TAG, status := self.mpi.mpi.Status())
@@ -246,7 +246,7 @@ class _MpiInvitation:
                 time.sleep(_PAUSE)
 
     def host_leader(self, check: Callable[[], None]) -> int:
-        """See `Invitation`. It also makes the communicator of the job."""
+        """See `AddressExchange`. It also makes the communicator of the job."""
         mpi = self.mpi.mpi
         self.mpi.begin(check)
         whole = self.mpi.communicator
@@ -258,11 +258,11 @@ class _MpiInvitation:
         return leader
 
     def note(self) -> str:
-        """See `Invitation`: where this rank finalizes MPI."""
+        """See `AddressExchange`: where this rank finalizes MPI."""
         return self.mpi.finalizes
 
     def take_notes(self, notes: Sequence[str]) -> None:
-        """See `Invitation`."""
+        """See `AddressExchange`."""
         self.mpi.all_finalize = list(notes)
 
 
@@ -271,13 +271,13 @@ class MpiJob(SharedMemoryJob):
 
     name = "mpi"
 
-    def __init__(self, meeting: JoinedJob):
-        super().__init__(meeting)
+    def __init__(self, joined: JoinedJob):
+        super().__init__(joined)
         self.mpi = _mpi()
         self.communicator = self.mpi.communicator
         """The duplicate of COMM_WORLD whose messages are this job's; its errors are returned."""
         self._communicators_of_mpi: dict[int, Any] = {}
-        piece_bytes = _NETWORK_PIECE if meeting.job.across_hosts else _MEMORY_PIECE
+        piece_bytes = _NETWORK_PIECE if joined.job.across_hosts else _MEMORY_PIECE
         self.message_library = MpiLibrary(self.mpi.mpi, self.communicator, piece_bytes)
 
     @staticmethod
@@ -286,7 +286,7 @@ class MpiJob(SharedMemoryJob):
         mpi = _mpi()
         mpi.initialize(job, timeout)
         mpi.is_pending = True
-        return meet_hosts(job, timeout, _MpiInvitation(mpi, alone=not job.across_hosts), SharedMemoryJob.meet)
+        return join_across_hosts(job, timeout, _MpiAddressExchange(mpi, alone=not job.across_hosts), SharedMemoryJob.meet)
 
     def for_mesh(self, number: int) -> MpiTransport:
         """See `JobTransport`."""

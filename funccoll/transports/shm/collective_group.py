@@ -88,8 +88,8 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
         self.communicators = [self._communicator(call, number) for call in self.calls]
         self.members = sorted({m for c in self.communicators for m in c.members})
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
-        self._claim = self.registry.claim(self.communicators)
-        self._numbers = tuple(sorted(self._claim.numbers))
+        self._ownership = self.registry.ownership(self.communicators)
+        self._numbers = tuple(sorted(self._ownership.numbers))
         all_here = self.heap.nranks == self.world.world  # on this host
         self.plan = plan = build_plan(self.calls, self.communicators, share_results and all_here)
         self.registry.call_sites.update(plan.call_sites)
@@ -124,7 +124,7 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
         self._addresses = np.zeros(self.plan.slots + 1, np.int64)
         shared = [needed for needed in self.plan.allocations if needed.is_scratch]
         begins = [0, *accumulate(block_size(needed.nbytes) for needed in shared)]
-        scratch = self.registry.scratch(self._claim, begins[-1])
+        scratch = self.registry.scratch(self._ownership, begins[-1])
         self._buffers.append(scratch)
         places = dict(zip(shared, begins, strict=False))
         for needed in self.plan.allocations:
@@ -174,7 +174,7 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
 
         self._count = count = 1 + max(self.plan.arguments, default=-1)
         self.bind(
-            self._kernel, self.frame.ctypes.data, (WORD.arguments, WORD.results, WORD.status), self._claim.words.ctypes.data,
+            self._kernel, self.frame.ctypes.data, (WORD.arguments, WORD.results, WORD.status), self._ownership.words.ctypes.data,
             self.registry.busy, self._numbers, self._results.kept, self._results.others, count, len(self.plan.results),
         )  # fmt: skip
         self.is_fast = self._lending is None
@@ -190,7 +190,7 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
     @property
     def is_mine(self) -> bool:
         """True in the thread to which the communicators belong: only its calls begin, those of others are refused."""
-        return self._claim.thread == get_ident()
+        return self._ownership.thread == get_ident()
 
     @property
     def completed_last_call(self) -> bool:
@@ -204,7 +204,7 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
 
     def fallback(self, arrays: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
         """Call it by Python alone, if it may be called now: the first time, in another thread, while it is recorded."""
-        require_turn(self.registry, self._claim, self.calls[0].source)
+        require_turn(self.registry, self._ownership, self.calls[0].source)
         self.is_complete = False
         if len(arrays) != self._count:
             raise wrong_count(len(arrays), self._count, self.calls[0])

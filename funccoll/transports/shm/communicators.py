@@ -28,7 +28,7 @@ from .plan import DESCRIPTION, DESCRIPTION_BYTES, CallSite
 from .process_notes import ProcessNotes
 from .wait_graph import WaitGraph, threads_alive
 
-__all__ = ["Claim", "Communicators"]
+__all__ = ["Communicators", "ThreadOwnership"]
 
 _MAX_COMMUNICATORS = 4096
 """The most pairs of a mesh and some of its axes over which one job communicates."""
@@ -84,7 +84,7 @@ class Communicators:
         self._table = heap.view(table, (_MAX_COMMUNICATORS, _ENTRY_WORDS), np.int64)
         self._first = -(-(table + self._table.nbytes) // LINE_BYTES) * LINE_BYTES
         self._lock = threading.Lock()
-        self._claims: dict[frozenset[int], Claim] = {}
+        self._ownerships: dict[frozenset[int], ThreadOwnership] = {}
         self._owners: dict[int, int] = {}  # threads, by communicator
         self._logs: dict[int, DecisionLog] = {}
         self._left_behind: list[object] = []
@@ -96,14 +96,14 @@ class Communicators:
 
     @property
     def broken(self) -> FunccollError | None:
-        """The error that ended all collectives of this process. Once it is set, no claim has an owner any more."""
+        """The error that ended all collectives of this process. Once it is set, no ownership has an owner any more."""
         return self._broken
 
     @broken.setter
     def broken(self, error: FunccollError) -> None:
         self._broken = error
-        for claim in list(self._claims.values()):
-            claim.thread = None
+        for ownership in list(self._ownerships.values()):
+            ownership.thread = None
 
     def communicator(self, groups: ReplicaGroups, number: int) -> Communicator:
         """This process's communicator among these groups of the `number`-th mesh.
@@ -193,8 +193,8 @@ class Communicators:
         It calls no function of Python's, for which the depth of recursion may not be left.
         """
         self._broken = self._broken or _UNNOTED
-        for claim in list(self._claims.values()):
-            claim.view[0] = 0
+        for ownership in list(self._ownerships.values()):
+            ownership.view[0] = 0
 
     def counts(self, mesh: int) -> dict[int, int]:
         """The counts of the communicators of the `mesh`-th mesh, by number: they grow with each collective."""
@@ -384,12 +384,12 @@ class Communicators:
 
     # ------------------------------------------------------------ threads
 
-    def claim(self, communicators: Sequence[Communicator]) -> Claim:
-        """The claim to these communicators: one object for all that use the same ones."""
+    def ownership(self, communicators: Sequence[Communicator]) -> ThreadOwnership:
+        """The ownership to these communicators: one object for all that use the same ones."""
         numbers = frozenset(c.number for c in communicators)
-        return self._claims.setdefault(numbers, Claim(numbers, tuple({c.entry for c in communicators})))
+        return self._ownerships.setdefault(numbers, ThreadOwnership(numbers, tuple({c.entry for c in communicators})))
 
-    def take(self, claim: Claim) -> int | None:
+    def take(self, ownership: ThreadOwnership) -> int | None:
         """Give the communicators to the calling thread; those of a thread that has ended are free.
 
         Threads of one rank that call collectives over one communicator come in no order that other ranks know, so that
@@ -397,26 +397,26 @@ class Communicators:
         """
         mine, alive = calling_thread(), threads_alive()
         with self._lock:
-            for number in claim.numbers:
+            for number in ownership.numbers:
                 owner = self._owners.get(number, mine)
                 if owner != mine and owner in alive:
                     return owner
-            self._owners.update(dict.fromkeys(claim.numbers, mine))
-            for other in self._claims.values():
-                if other.numbers & claim.numbers and other.thread != mine:
+            self._owners.update(dict.fromkeys(ownership.numbers, mine))
+            for other in self._ownerships.values():
+                if other.numbers & ownership.numbers and other.thread != mine:
                     other.thread = None
-            self.waits.own(claim.entries)
-            claim.thread = mine
+            self.waits.own(ownership.entries)
+            ownership.thread = mine
         if self.broken is not None:  # since this call has looked
-            claim.thread = None
+            ownership.thread = None
         return None
 
-    def scratch(self, claim: Claim, nbytes: int) -> np.ndarray:
-        """Memory that all calls over the communicators of a claim use in turn: after a call it is free."""
+    def scratch(self, ownership: ThreadOwnership, nbytes: int) -> np.ndarray:
+        """Memory that all calls over the communicators of a ownership use in turn: after a call it is free."""
         with self._lock:
-            found = self._scratch.get(claim.numbers)
+            found = self._scratch.get(ownership.numbers)
             if found is None or found.nbytes < nbytes:
-                found = self._scratch[claim.numbers] = self.heap.array((nbytes,), np.dtype(np.uint8))
+                found = self._scratch[ownership.numbers] = self.heap.array((nbytes,), np.dtype(np.uint8))
             return found
 
 
@@ -424,7 +424,7 @@ def _mixed(hash: int, place: str, nbytes: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{hash} {place}".encode()).digest()[:nbytes], "little")
 
 
-class Claim:
+class ThreadOwnership:
     """The right to call collectives over some communicators.
 
     Attributes: `numbers` of the communicators; `entries`, theirs in the table of the job; `words`, one int64: the identifier of

@@ -27,15 +27,15 @@ class Decision:
         self.place = kind, str(source) if source else "an unknown line"
         """The kind, and the user's line."""
         self._registry, self._source = registry, source
-        self._claim = registry.claim(communicators)
+        self._ownership = registry.ownership(communicators)
         self._hash = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:7], "little")
         logs = [registry.decision_log(communicator) for communicator in communicators]
         self._logs = [(log, log.place(*self.place)) for log in logs]
 
     def __call__(self, value: int) -> None:
         """Take note of the number of iterations, when a loop has ended, or of a branch, before it is taken."""
-        claim, busy = self._claim, self._registry.busy
-        if claim.view[0] != get_ident() or any(map(busy.__getitem__, claim.numbers)):
-            require_turn(self._registry, claim, self._source)
+        ownership, busy = self._ownership, self._registry.busy
+        if ownership.view[0] != get_ident() or any(map(busy.__getitem__, ownership.numbers)):
+            require_turn(self._registry, ownership, self._source)
         for log, place in self._logs:
             log.add(self._hash, place, value)

@@ -34,7 +34,7 @@ from ...job.calling_thread import calling_thread
 from ...runtime.collective_call import CollectiveCall, Operand
 from ...runtime.transport import ONE_BY_ONE
 from ..plans.control_block import Communicator
-from .communicators import Claim, Communicators
+from .communicators import Communicators, ThreadOwnership
 from .decision_log import Decided, Events
 from .passed_arguments import PassedArguments, other_types
 from .plan import DESCRIPTION
@@ -330,15 +330,15 @@ def _iteration(decided: Decided) -> int:
     return 0
 
 
-def require_turn(registry: Communicators, claim: Claim, source: Source | None) -> None:
-    """Raise where the calling thread may not use the communicators of a claim now, which it takes if they are free."""
+def require_turn(registry: Communicators, ownership: ThreadOwnership, source: Source | None) -> None:
+    """Raise where the calling thread may not use the communicators of a ownership now, which it takes if they are free."""
     if registry.broken is not None:
         raise job_is_over(registry.broken, source)
-    if claim.thread != get_ident():
-        owner = registry.take(claim)
+    if ownership.thread != get_ident():
+        owner = registry.take(ownership)
         if owner is not None:
             raise other_thread(owner, source)
-    if any(registry.busy[number] for number in claim.numbers):
+    if any(registry.busy[number] for number in ownership.numbers):
         raise nested_call(source)
 
 

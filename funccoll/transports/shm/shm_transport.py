@@ -45,9 +45,9 @@ class SharedMemoryJob:
     name = "shm"
     message_library: MessageLibrary | None = None
 
-    def __init__(self, meeting: JoinedJob):
-        assert meeting.memory is not None
-        self.heap = Heap(meeting.memory, meeting.local_rank, len(meeting.local_ranks), meeting.job.rank)
+    def __init__(self, joined: JoinedJob):
+        assert joined.memory is not None
+        self.heap = Heap(joined.memory, joined.local_rank, len(joined.local_ranks), joined.job.rank)
         self.allocate: Callable[..., np.ndarray] = self.heap.array
         """Memory for arrays. After the end of the job it is private memory, so that arrays can still be made."""
         self.world: Membership | None = None

@@ -21,7 +21,7 @@ from funccoll.job.coordinator import Coordinator
 from funccoll.job.handshake import JobSpec
 from funccoll.job.host import PEER_FAILURE_EXIT_CODE
 from funccoll.job.packets import FramedSocket, receive, send
-from funccoll.job.tcp import Door, call, host_addresses
+from funccoll.job.tcp import ListeningSocket, call, host_addresses
 from tests.support.ranks import network_hosts
 from tests.support.ranks.file_invitation import NAMESPACE
 from tests.support.ranks.host_ranks import JOIN_HOSTS, ON_HOSTS, STAY_HOSTS, HostRanks
@@ -105,8 +105,8 @@ def test_rank_0_is_missing(tmp_path):
 
 
 def test_another_installation(tmp_path):
-    other = "import funccoll.job.handshake as hello\nhello.__version__ = '0.0.1'\n"
-    other += "hello.installation.cache_clear()\n" + STAY_HOSTS
+    other = "import funccoll.job.handshake as handshake\nhandshake.__version__ = '0.0.1'\n"
+    other += "handshake.installation.cache_clear()\n" + STAY_HOSTS
     with HostRanks(STAY_HOSTS, (0, 1, 1), tmp_path, [0, 1]) as ranks:
         ranks.start(2, other)
         for rank in range(3):
@@ -116,7 +116,7 @@ def test_another_installation(tmp_path):
 
 def test_another_installation_on_another_host(tmp_path):
     other = "import platform\nplatform.node = lambda: 'n2'\n"
-    other += "import funccoll.job.handshake as hello\nhello.__version__ = '0'\nhello.installation.cache_clear()\n"
+    other += "import funccoll.job.handshake as handshake\nhandshake.__version__ = '0'\nhandshake.installation.cache_clear()\n"
     with HostRanks(other + STAY_HOSTS, (0, 1), tmp_path, [1]) as ranks:
         ranks.start(0, "import platform\nplatform.node = lambda: 'n1'\n" + STAY_HOSTS)
         _, _, error = ranks.end(1)
@@ -126,8 +126,8 @@ def test_another_installation_on_another_host(tmp_path):
 
 def test_a_rank_that_reads_its_sources_slowly(tmp_path):
     """It connects when it has: rank 0 drops those that connect and say nothing."""
-    slow = "import funccoll.job.handshake as hello\nread = hello.installation\n"
-    slow += "hello.installation = lambda: (time.sleep(1), read())[1]\n"
+    slow = "import funccoll.job.handshake as handshake\nread = handshake.installation\n"
+    slow += "handshake.installation = lambda: (time.sleep(1), read())[1]\n"
     hasty = "import funccoll.job.strangers as strangers\nstrangers._PATIENCE = 0.3\n"
     with HostRanks(PRELUDE + slow + STAY_HOSTS, (0, 1), tmp_path, [1]) as ranks:
         ranks.start(0, hasty + STAY_HOSTS)
@@ -492,13 +492,13 @@ def test_what_was_sent_before_the_end_arrives():
             assert receive(two) == ({"last": 1}, []) and receive(two) == (None, [])
 
 
-def answer(door):
+def answer(listening):
     """Let one caller in, in a thread: what it then says, None when it does not know the secret."""
     caller, said = None, {}
     while said == {}:
         try:
-            caller = caller or door.accept()
-            said = door.hear(caller)
+            caller = caller or listening.accept()
+            said = listening.hear(caller)
         except BlockingIOError:
             time.sleep(0.001)
     assert caller is not None
@@ -508,37 +508,37 @@ def answer(door):
 
 @pytest.mark.parametrize(("rank", "secret", "good"), [(3, b"s" * 32, True), (2, b"s" * 32, False), (3, b"t" * 32, False)])
 def test_callers_and_doors_know_each_other(rank, secret, good):
-    door = Door(3, b"s" * 32)
+    listening = ListeningSocket(3, b"s" * 32)
     answers = []
-    thread = threading.Thread(target=lambda: answers.append(answer(door)))
+    thread = threading.Thread(target=lambda: answers.append(answer(listening)))
     thread.start()
-    channel = call(rank, door.addresses[-1:], secret, time.monotonic() + (PATIENCE if good else 0.5))
+    channel = call(rank, listening.addresses[-1:], secret, time.monotonic() + (PATIENCE if good else 0.5))
     assert (channel is not None) == good
     if channel is not None:
         assert send(channel, {"rank": 1})
     thread.join(PATIENCE)
     assert answers == [{"rank": 1} if good else None]
-    door.close()
+    listening.close()
     if channel is not None:
         channel.close()
 
 
 def test_addresses_where_nothing_answers_are_passed_over():
-    door = Door(0, b"s")
-    thread = threading.Thread(target=answer, args=[door], daemon=True)
+    listening = ListeningSocket(0, b"s")
+    thread = threading.Thread(target=answer, args=[listening], daemon=True)
     thread.start()
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        addresses = [("192.0.2.1", 9), ("127.0.0.1", 9), silent.getsockname(), ("::1", 9), *door.addresses]
+        addresses = [("192.0.2.1", 9), ("127.0.0.1", 9), silent.getsockname(), ("::1", 9), *listening.addresses]
         channel = call(0, addresses, b"s", time.monotonic() + PATIENCE)
         assert channel is not None
         send(channel, {"rank": 1})
         thread.join(PATIENCE)
         channel.close()
-    door.close()
+    listening.close()
 
 
 def test_addresses_of_a_family_that_this_kernel_does_not_have(monkeypatch):
-    door = Door(0, b"s")
+    listening = ListeningSocket(0, b"s")
     made = FramedSocket.__init__
 
     def make(self, *arguments, **options):
@@ -547,21 +547,21 @@ def test_addresses_of_a_family_that_this_kernel_does_not_have(monkeypatch):
         made(self, *arguments, **options)
 
     monkeypatch.setattr(FramedSocket, "__init__", make)
-    thread = threading.Thread(target=answer, args=[door], daemon=True)
+    thread = threading.Thread(target=answer, args=[listening], daemon=True)
     thread.start()
-    channel = call(0, [("::1", 9), ("127.0.0.1", door.listener.getsockname()[1])], b"s", time.monotonic() + PATIENCE)
+    channel = call(0, [("::1", 9), ("127.0.0.1", listening.listener.getsockname()[1])], b"s", time.monotonic() + PATIENCE)
     assert channel is not None
     send(channel, {"rank": 1})
     thread.join(PATIENCE)
     channel.close()
-    door.close()
+    listening.close()
 
 
 @pytest.mark.parametrize(("world", "told"), [(16, True), (17, False)])
 def test_only_ranks_that_call_each_other_learn_their_addresses(world, told):
     """Those of many ranks are longer than a message."""
     coordinator = _TcpCoordinator(JobSpec(0, world, "run"), 1, None, None)  # pyright: ignore[reportArgumentType]
-    coordinator.hellos = {rank: {"addresses": [["10.0.0.1", 9]]} for rank in range(1, world)}
+    coordinator.handshakes = {rank: {"addresses": [["10.0.0.1", 9]]} for rank in range(1, world)}
     assert bool(coordinator._answer()["addresses"]) == told
     coordinator.close()
 
@@ -570,7 +570,7 @@ def test_an_answer_that_is_too_long_is_an_error():
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     coordinator = Coordinator(JobSpec(0, 2, uuid.uuid4().hex), PATIENCE)
     coordinator.profile = {"text": "x" * packets.PACKET}
-    coordinator.arrived, coordinator.hellos = {1: here}, {1: {"arena": 1}}
+    coordinator.arrived, coordinator.handshakes = {1: here}, {1: {"arena": 1}}
     coordinator.selector.register(here, 1)
     with there, pytest.raises(RendezvousError, match="rank 0 could not tell rank 1 to begin"):
         coordinator.run(1, None)

@@ -61,7 +61,7 @@ def report(scale, word=""):
 def test_results_by_rank_and_output_with_prefix(capsys, monkeypatch):
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
-    found = fc.launch(report, 2, 10, "hello")  # by name, imported from this file
+    found = fc.launch(report, 2, 10, "handshake")  # by name, imported from this file
     assert [f[0] for f in found] == [0, 10]
     assert {f[1] for f in found} == {2}
     assert len({f[2] for f in found}) == 1
@@ -69,7 +69,7 @@ def test_results_by_rank_and_output_with_prefix(capsys, monkeypatch):
     threads = str(max(1, len(os.sched_getaffinity(0)) // 2))
     assert found[0][4] == dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), threads)
     output, errors = capsys.readouterr()
-    assert sorted(output.splitlines()) == [f"[{r}] rank {r} says hello" for r in range(2)]
+    assert sorted(output.splitlines()) == [f"[{r}] rank {r} says handshake" for r in range(2)]
     assert sorted(errors.splitlines()) == [f"[{r}] and complains" for r in range(2)]
 
 

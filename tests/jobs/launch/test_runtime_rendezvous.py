@@ -59,7 +59,7 @@ def visit(run, *packets):
     return stranger
 
 
-def hello(run, **changes):
+def handshake(run, **changes):
     said = {**installation(), "run": f"{run}-0", "rank": 1, "world": 2, "arena": 64 << 30, **changes}
     return json.dumps(said).encode()
 
@@ -89,8 +89,8 @@ def test_unidentified_connections_are_dropped():
         run = ranks.run
         garbage = [
             b"GET / HTTP/1.1\r\n\r\n", b"\0" * 100, b"[]", b"3", b"null", b'{"funccoll": "0"}', b"[" * 50_000, b"x" * 150_000,
-            hello("another"), hello(run, rank="1"), hello(run, rank=None), hello(run, world=2.0), hello(run, funccoll=""),
-            hello(run, rank={}), hello(run, arena="all"), b"\xff\xfe",
+            handshake("another"), handshake(run, rank="1"), handshake(run, rank=None), handshake(run, world=2.0), handshake(run, funccoll=""),
+            handshake(run, rank={}), handshake(run, arena="all"), b"\xff\xfe",
         ]  # fmt: skip
         unidentified = [visit(run, packet) for packet in garbage]
         silent = [visit(run) for _ in range(50)]
@@ -158,7 +158,7 @@ root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another
 def test_another_users_process_cannot_be_a_rank():
     with Ranks(STAY, [0], world=2) as ranks:
         visit(ranks.run).close()
-        with as_nobody(ranks.run, "connect", hello(ranks.run).decode()) as other:
+        with as_nobody(ranks.run, "connect", handshake(ranks.run).decode()) as other:
             assert other.communicate(timeout=PATIENCE)[0] == "b''\n"
         ranks.start(1, STAY)
         assert ranks.lines() == {0: "in", 1: "in"}
@@ -284,13 +284,13 @@ def test_a_job_after_one_with_the_same_name():
 def test_the_place_of_one_that_died_on_the_way_is_free():
     patient = SAYS_WHO_COMES + "funccoll.job.coordinator.GRACE = 120.0\n"
     with Ranks(patient + STAY, [0], world=3) as ranks:
-        with visit(ranks.run, hello(ranks.run, world=3)):
-            assert ranks.line(0) == "hello of [1]"
+        with visit(ranks.run, handshake(ranks.run, world=3)):
+            assert ranks.line(0) == "handshake of [1]"
         assert ranks.line(0) == "gone, and left are []"
         ranks.start(1, STAY)
-        assert ranks.line(0) == "hello of [1]"
+        assert ranks.line(0) == "handshake of [1]"
         ranks.start(2, STAY)
-        assert ranks.line(0) == "hello of [1, 2]"
+        assert ranks.line(0) == "handshake of [1, 2]"
         assert set(ranks.lines().values()) == {"in"}
 
 
@@ -298,9 +298,9 @@ def test_one_that_dies_on_the_way_and_does_not_come_again():
     """Nothing waits for it until the rendezvous times out."""
     with Ranks(SAYS_WHO_COMES + STAY, [0], world=4) as ranks:
         ranks.start(2, STAY)
-        assert ranks.line(0) == "hello of [2]"
-        with visit(ranks.run, hello(ranks.run, world=4)):
-            assert ranks.line(0) == "hello of [1, 2]"
+        assert ranks.line(0) == "handshake of [2]"
+        with visit(ranks.run, handshake(ranks.run, world=4)):
+            assert ranks.line(0) == "handshake of [1, 2]"
         for r in (0, 2):
             code, _, error = ranks.end(r)
             assert code == 1 and "RendezvousError: rank 1 ended before the job could begin (run" in error, error
@@ -343,7 +343,7 @@ def test_a_rendezvous_that_times_out_quotes_what_it_believed(variables, words):
 def test_ranks_of_jobs_of_different_size():
     with Ranks(SAYS_WHO_COMES + STAY, [0], world=3) as ranks:
         ranks.start(1, STAY)
-        assert ranks.line(0) == "hello of [1]"
+        assert ranks.line(0) == "handshake of [1]"
         ranks.start(2, STAY, FUNCCOLL_WORLD_SIZE="4")
         for r in range(3):
             code, _, error = ranks.end(r)

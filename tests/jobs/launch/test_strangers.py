@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from funccoll.job import tcp
 from funccoll.job.coordinator import Coordinator
-from funccoll.job.handshake import JobSpec, installation, is_hello
+from funccoll.job.handshake import JobSpec, installation, is_handshake
 from funccoll.job.strangers import Strangers
 from tests.support.example_counts import examples
 from tests.support.ranks.host_ranks import STAY_HOSTS, HostRanks
@@ -25,14 +25,14 @@ SECRET = b"s" * 32
 
 
 class Hearing:
-    """A door, and the strangers that it has let in."""
+    """A listening, and the strangers that it has let in."""
 
     def __init__(self, rank=3):
-        self.door, self.selector = tcp.Door(rank, SECRET), selectors.DefaultSelector()
-        self.strangers = Strangers(self.selector, 2, self.door.forget)
-        self.selector.register(self.door.listener, selectors.EVENT_READ)
+        self.listening, self.selector = tcp.ListeningSocket(rank, SECRET), selectors.DefaultSelector()
+        self.strangers = Strangers(self.selector, 2, self.listening.forget)
+        self.selector.register(self.listening.listener, selectors.EVENT_READ)
         self.heard = []
-        self.address = ("127.0.0.1", self.door.listener.getsockname()[1])
+        self.address = ("127.0.0.1", self.listening.listener.getsockname()[1])
 
     def hear(self, until):
         """Hear callers until `until()`; messages of those that have proved themselves are in `heard`."""
@@ -40,11 +40,11 @@ class Hearing:
         while not until():
             assert time.monotonic() < end
             for key, _ in self.selector.select(0.01):
-                if key.fileobj is self.door.listener:
-                    self.strangers.accept(self.door.accept)
+                if key.fileobj is self.listening.listener:
+                    self.strangers.accept(self.listening.accept)
                 elif key.fileobj in self.strangers:
                     try:
-                        message = self.door.hear(key.fileobj)
+                        message = self.listening.hear(key.fileobj)
                     except BlockingIOError:
                         continue
                     if message:
@@ -55,7 +55,7 @@ class Hearing:
     def close(self):
         self.strangers.close()
         self.selector.close()
-        self.door.close()
+        self.listening.close()
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_a_door_hears_anything(hearing, words, end):
         hearing.strangers.accept = lambda let_in: (accept(let_in), came.append(True))
         hearing.hear(lambda: came and not hearing.strangers._until)
         hearing.strangers.accept = accept
-    assert hearing.heard == [] and not hearing.door._expected
+    assert hearing.heard == [] and not hearing.listening._expected
 
 
 def test_after_all_that_a_rank_is_known(hearing):
@@ -174,7 +174,7 @@ def test_a_coordinator_hears_anything(changes, state):
         else:
             assert isinstance(coordinator.answer(lambda rank: True), str)
         assert len(coordinator.problem) < 1 << 16
-        if changes and not is_hello({**HELLO, **changes}):
+        if changes and not is_handshake({**HELLO, **changes}):
             assert not coordinator.arrived and not coordinator.problem and here.fileno() == -1
         for channel in (*coordinator.arrived.values(), *coordinator.refused):
             channel.close()

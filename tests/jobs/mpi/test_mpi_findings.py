@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from funccoll.job import mpi_findings
-from funccoll.job.checks import Finding
+from funccoll.job.checks import Check
 from tests.support.ranks import mpi_vendors
 
 
@@ -18,7 +18,7 @@ def findings(monkeypatch, environment):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     found = list(mpi_findings.mpi_findings())
-    assert all(isinstance(one, Finding) and one.section == "Several hosts (funccoll run --hosts)" for one in found)
+    assert all(isinstance(one, Check) and one.section == "Several hosts (funccoll run --hosts)" for one in found)
     return {one.name: (one.value, one.state, one.advice) for one in found}
 
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from funccoll.job import job_context
-from funccoll.job.across_hosts import meet_hosts
+from funccoll.job.across_hosts import join_across_hosts
 from funccoll.transports.shm.shm_transport import SharedMemoryJob
 
 HOSTS, FOLDER, NAMESPACE = "TEST_HOSTS", "TEST_FOLDER", "TEST_NAMESPACE"
@@ -21,7 +21,7 @@ _NEW_NETWORK = 0x40000000  # CLONE_NEWNET, <sched.h>
 
 
 class FileInvitation:
-    """See `across_hosts.Invitation`."""
+    """See `across_hosts.AddressExchange`."""
 
     def __init__(self, job):
         self.rank, self.hosts = job.rank, os.environ[HOSTS].split(",")
@@ -58,7 +58,7 @@ class HostsJob(SharedMemoryJob):
 
     @staticmethod
     def meet(job, timeout):
-        return meet_hosts(job, timeout, FileInvitation(job), SharedMemoryJob.meet)
+        return join_across_hosts(job, timeout, FileInvitation(job), SharedMemoryJob.meet)
 
 
 def be_on_several_hosts():

@@ -50,7 +50,7 @@ def told(word, real):
         print(word, sorted(self.arrived), flush=True)
     return call
 coordinator = funccoll.job.coordinator.Coordinator
-coordinator._admit = told("hello of", coordinator._admit)
+coordinator._admit = told("handshake of", coordinator._admit)
 coordinator._gone = told("gone, and left are", coordinator._gone)
 """
 TORCH = ("torch", "torch.distributed", "torch._dynamo")

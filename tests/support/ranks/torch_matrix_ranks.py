@@ -141,13 +141,13 @@ def outcome(case: Case, step: Step, rank: int, compare: bool) -> dict[str, Any]:
     return found
 
 
-def main(rank: int, meeting: str, every: int) -> None:
+def main(rank: int, joined: str, every: int) -> None:
     """Run each `every`-th cell of a situation, other ones in the next situation."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     world = int(os.environ["FUNCCOLL_WORLD_SIZE"])
     patience = datetime.timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world, timeout=patience)
+    dist.init_process_group("gloo", init_method=f"file://{joined}", rank=rank, world_size=world, timeout=patience)
     cells = [(kind, name) for j, name in enumerate(SITUATIONS) for i, kind in enumerate(KINDS) if (i + j) % every == 0]
     print(json.dumps(cells), flush=True)
     for kind, situation in cells:

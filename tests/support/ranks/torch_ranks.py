@@ -284,14 +284,14 @@ WRONG: dict[str, tuple[str, Callable[..., Any], Change | None]] = {
 # ---------------------------------------------------------------- a rank
 
 
-def main(rank: int, meeting: str, choice: str, wrapper: Callable[..., Any], steps: int) -> None:
-    """Join torch's process group through the file `meeting`, and print the outcome of each module of CHOICES, and of WRONG."""
+def main(rank: int, joined: str, choice: str, wrapper: Callable[..., Any], steps: int) -> None:
+    """Join torch's process group through the file `joined`, and print the outcome of each module of CHOICES, and of WRONG."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     torch._logging.set_logs(dynamo=logging.ERROR)  # it tells of what it leaves out of graphs
     world = int(os.environ["FUNCCOLL_WORLD_SIZE"])
     patience = datetime.timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world, timeout=patience)
+    dist.init_process_group("gloo", init_method=f"file://{joined}", rank=rank, world_size=world, timeout=patience)
     print(json.dumps(CHOICES[choice]), flush=True)
     for name in CHOICES[choice]:
         print(json.dumps([name, outcome(CASES[name], wrapper, steps)]), flush=True)
