@@ -11,7 +11,7 @@ import funccoll as fc
 from benchmarks.one_host.host_cases import STEP, Case
 from benchmarks.one_host.host_contender import Loop, Run, read
 from funccoll import P
-from funccoll.compiler.compile_spmd import compile_per_device
+from funccoll.compiler.compile_spmd import compile_spmd
 
 D = P("d")
 BODIES: dict[str, tuple[Callable[[Any], Any], P]] = {
@@ -74,7 +74,7 @@ def native(body: Callable[[Any], Any], x: fc.Array) -> Run:
     Each rank has a result of its own, as in programs that go on to compute.
     """
     types = [(x.local.shape, x.dtype)]
-    group: Any = compile_per_device(lambda x: [body(x)], types, x.sharding.mesh, f"native {body.__code__.co_firstlineno}").run
+    group: Any = compile_spmd(lambda x: [body(x)], types, x.sharding.mesh, f"native {body.__code__.co_firstlineno}").run
     argument = x.local
 
     def run(times: int) -> Sequence[np.ndarray]:

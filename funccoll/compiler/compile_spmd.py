@@ -19,7 +19,7 @@ from .choose_schedules import check_algorithms, choose, schedules_of
 from .passes import run_passes
 from .stages import checks_passes, generate
 
-__all__ = ["PerDevice", "compile_per_device"]
+__all__ = ["SpmdFunction", "compile_spmd"]
 
 Types = Sequence[tuple[tuple[int, ...], np.dtype]]
 """The shape and the dtype of each block."""
@@ -55,14 +55,14 @@ class PythonBlockCall:
             raise
 
     def fallback(self, blocks: tuple[Any, ...]) -> Sequence[Any]:
-        """See `PerDevice`."""
+        """See `SpmdFunction`."""
         raise NotImplementedError
 
 
 BlockCall: Any = PythonBlockCall if extension is None else extension.BlockCall
 
 
-class PerDevice(BlockCall):
+class SpmdFunction(BlockCall):
     """A compiled function of this process's blocks: call it with arrays of the types that it was compiled for.
 
     Every process of the mesh must call it. Results are a tuple of arrays which own their memory, in shared memory where a
@@ -103,7 +103,7 @@ class PerDevice(BlockCall):
         return np.array(block, order="C", copy=None).view(np.dtype(dtype.type)) if self._on_host else block
 
 
-def compile_per_device(fn: Callable[..., Sequence[Any]], types: Types, mesh: Mesh, label: str) -> PerDevice:
+def compile_spmd(fn: Callable[..., Sequence[Any]], types: Types, mesh: Mesh, label: str) -> SpmdFunction:
     """Compile `fn(*blocks) -> list of blocks` for blocks of these shapes and dtypes, one of each device.
 
     Blocks may differ between all devices of the mesh. Processes meet in functions of one label only: it tells equal functions
@@ -118,4 +118,4 @@ def compile_per_device(fn: Callable[..., Sequence[Any]], types: Types, mesh: Mes
         check_algorithms(program, mesh)
         program = run_passes(program, functools.partial(choose, mesh=mesh), checks_passes())
         generated = generate(program, mesh, schedules_of(program, mesh), name=label)[0]
-        return PerDevice(generated, types, label, on_host=mesh.device_type == "cpu")
+        return SpmdFunction(generated, types, label, on_host=mesh.device_type == "cpu")

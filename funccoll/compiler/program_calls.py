@@ -23,7 +23,7 @@ from ..core.mesh import Mesh, P, Sharding
 from ..core.pytree_paths import parameter_names
 from ..core.types import ArrayType, is_inexact
 from ..errors import ShardingError, Source, current_source
-from ..primitives.shard_map_call import meshed_call_p
+from ..primitives.shard_map_call import shard_map_call_p
 from ..tracing.trace import sharding_of, stage, value_type
 from ..transforms.autodiff.backward import RULES, SPLIT
 from ..transforms.autodiff.control_rules import Transposed, differentiated
@@ -86,7 +86,7 @@ class ProgramCall:
         call = self._others.get(given)
         if call is None:
             call = self._others[given] = self._taking(given)
-        return bind(meshed_call_p, *values, call=call)
+        return bind(shard_map_call_p, *values, call=call)
 
     def _taking(self, given: tuple[Sharding, ...]) -> ProgramCall:
         """The same function of arguments in other shardings."""
@@ -175,7 +175,7 @@ def _rule(
     return results, pullback
 
 
-RULES[meshed_call_p] = _rule
+RULES[shard_map_call_p] = _rule
 
 
 # ---------------------------------------------------------------- values that are split

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 from ..core.ir import Primitive
 from ..core.types import ArrayType
 
-__all__ = ["MeshedCall", "meshed_call_p"]
+__all__ = ["ShardMapCall", "shard_map_call_p"]
 
 
-class MeshedCall(Protocol):
+class ShardMapCall(Protocol):
     """The program that is called (`compiler/program_calls.py` makes it), with the layouts of its arguments and results."""
 
     @property
@@ -34,8 +34,8 @@ class MeshedCall(Protocol):
         ...
 
 
-def _infer(*xs: ArrayType, call: MeshedCall) -> list[ArrayType]:
+def _infer(*xs: ArrayType, call: ShardMapCall) -> list[ArrayType]:
     return [ArrayType(layout.shape, layout.dtype) for layout in call.out_layouts]
 
 
-meshed_call_p = Primitive("meshed_call", _infer, lambda *values, call: call.run(values), multiple=True, kind="call")
+shard_map_call_p = Primitive("shard_map_call", _infer, lambda *values, call: call.run(values), multiple=True, kind="call")

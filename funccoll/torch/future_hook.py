@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from ..collectives.functions import all_reduce
-from ..compiler.compile_spmd import compile_per_device
+from ..compiler.compile_spmd import compile_spmd
 from ..errors import DTypeError, ModuleError, ShapeError
 from ..job.process_allgather import gather_text
 from ..parallel.buckets import BucketAssignment
@@ -55,7 +55,7 @@ class FutureHook(SlotReducer):
         def either(x: Any) -> Sequence[Any]:
             return [all_reduce(x, self._mesh.axis_names, op="or")]
 
-        self._exchange = compile_per_device(either, [((flags + 1,), _BYTE)], self._mesh, f"{self._label}: flags")
+        self._exchange = compile_spmd(either, [((flags + 1,), _BYTE)], self._mesh, f"{self._label}: flags")
 
     def reduction(self, assignment: BucketAssignment, number: int) -> Reduction:
         """Return the call of the hook. That of the last bucket waits for all, and returns its own gradients."""

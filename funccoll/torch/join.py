@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..collectives.functions import all_gather
-from ..compiler.compile_spmd import compile_per_device
+from ..compiler.compile_spmd import compile_spmd
 from ..core.mesh import Mesh
 from ..errors import ModuleError, UnevenBatchesError
 
@@ -33,7 +33,7 @@ class UnevenInputs:
         self.active = list(range(mesh.size))
         """The ranks that had inputs when it was told last."""
         gather = lambda x: [all_gather(x, mesh.axis_names, stack=True)]
-        self._gather = compile_per_device(gather, [((1,), np.dtype(np.int64))], mesh, f"{label}: join")
+        self._gather = compile_spmd(gather, [((1,), np.dtype(np.int64))], mesh, f"{label}: join")
 
     def forward(self, buffers: bool) -> None:
         """Tell the others of a forward pass, and whether it broadcasts buffers."""

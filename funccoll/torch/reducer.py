@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from ..collectives.functions import all_gather, all_reduce, broadcast
-from ..compiler.compile_spmd import PerDevice, compile_per_device
+from ..compiler.compile_spmd import SpmdFunction, compile_spmd
 from ..core.types import ArrayType
 from ..errors import ModuleError, PeerFailure, ProgramMismatch, Source, user_source
 from ..parallel.buckets import BucketAssignment, assign_buckets
@@ -71,7 +71,7 @@ class Reducer:
         self._parameters = parameters = [slot.parameter for slot in self.slots]
         self.local = LocalGradients([slot.name for slot in self.slots], parameters)
         self._optimizers: InBackwardOptimizers | None = None
-        self._acts: PerDevice | None = None
+        self._acts: SpmdFunction | None = None
         self._types = [ArrayType(slot.block_shape, slot.dtype) for slot in self.slots]
         self._nodes = [torch.autograd.graph.get_gradient_edge(slot.parameter).node for slot in self.slots]
         self._expected = [1] * len(self.slots)
@@ -134,7 +134,7 @@ class Reducer:
         """Put the parameters into buckets anew, in the order in which rank 0's gradients arrived."""
         late = [i for bucket in self.assignment.buckets for i in bucket if not self._counts[i]]
         order = np.array([*self._arrivals, *late], np.int64)
-        agree = compile_per_device(
+        agree = compile_spmd(
             lambda x: [broadcast(x, self.mesh.axis_names)], [(order.shape, order.dtype)], self.mesh, f"{self.label}: order"
         )
         self._assign(agree(order)[0].tolist())
@@ -181,7 +181,7 @@ class Reducer:
         """
         if self._acts is None:
             either = lambda x: [all_reduce(x, self.mesh.axis_names, op="or")]
-            self._acts = compile_per_device(either, [((1,), np.dtype(np.uint8))], self.mesh, f"{self.label}: acts")
+            self._acts = compile_spmd(either, [((1,), np.dtype(np.uint8))], self.mesh, f"{self.label}: acts")
         found = int(self._acts(np.array([act], np.uint8))[0][0])
         if found not in (FORWARD, REDUCES, GOES_ON, SKIPS, GOES_ON | SKIPS):
             self._discard()
@@ -444,7 +444,7 @@ class Reducer:
     def _named(self, wanted: int, among: Sequence[bool] | None = None) -> str:
         """The parameters with this flag, of all or those that are true in `among`, and on which ranks; all ranks come here."""
         n = len(self.slots)
-        gather = compile_per_device(
+        gather = compile_spmd(
             lambda x: [all_gather(x, self.mesh.axis_names, stack=True)], [((n,), np.dtype(np.uint8))], self.mesh,
             f"{self.label}: parameters by flag",
         )  # fmt: skip

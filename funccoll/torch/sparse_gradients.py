@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..collectives.functions import all_gather, all_reduce
-from ..compiler.compile_spmd import PerDevice, compile_per_device
+from ..compiler.compile_spmd import SpmdFunction, compile_spmd
 from ..core.mesh import Mesh
 from ..errors import ModuleError
 from .parameters import GradientSlot
@@ -37,8 +37,8 @@ class SparseReduction:
 
         if flags:
             types.append(((flags,), np.dtype(np.uint8)))
-        self._counts = compile_per_device(counts, types, mesh, f"{label}, rows")
-        self._gathers: dict[int, PerDevice] = {}
+        self._counts = compile_spmd(counts, types, mesh, f"{label}, rows")
+        self._gathers: dict[int, SpmdFunction] = {}
 
     def __call__(self, gradient: Any, *flags: np.ndarray) -> Sequence[Any]:
         """Return the mean, and the flags of all ranks. No gradient counts as one of zeros."""
@@ -67,6 +67,6 @@ class SparseReduction:
         summed = torch.sparse_coo_tensor(torch.from_numpy(ours), as_tensor(rows), slot.shape, check_invariants=False)
         return [(summed.coalesce() / len(counts)).coalesce(), *found]
 
-    def _compile(self, *blocks: np.ndarray) -> PerDevice:
+    def _compile(self, *blocks: np.ndarray) -> SpmdFunction:
         gather = lambda *xs: [all_gather(x, self.mesh.axis_names, stack=True) for x in xs]
-        return compile_per_device(gather, [(x.shape, x.dtype) for x in blocks], self.mesh, self.label)
+        return compile_spmd(gather, [(x.shape, x.dtype) for x in blocks], self.mesh, self.label)

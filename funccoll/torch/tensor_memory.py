@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ..collectives.functions import all_reduce
-from ..compiler.compile_spmd import PerDevice, compile_per_device
+from ..compiler.compile_spmd import SpmdFunction, compile_spmd
 from ..core.mesh import Mesh
 from ..errors import DeviceError, MissingPackageError, ModuleError
 from ..job.calling_thread import works_for
@@ -96,8 +96,8 @@ class HostMemory:
         return parameter.nbytes <= 1 << 15 and not parameter.is_complex()  # it costs less than a new tensor
 
     def compile(self, fn: Callable[..., Sequence[Any]], types: Types, label: str) -> Callable[..., Sequence[Any]]:
-        """Compile a function of blocks over the mesh. See `compile_per_device`."""
-        return compile_per_device(fn, types, self.mesh, label)
+        """Compile a function of blocks over the mesh. See `compile_spmd`."""
+        return compile_spmd(fn, types, self.mesh, label)
 
     def compile_with_flags(
         self, fn: Callable[..., Sequence[Any]], types: Types, count: int, label: str
@@ -211,9 +211,9 @@ class DeviceMemory(HostMemory):
     def compile(self, fn: Callable[..., Sequence[Any]], types: Types, label: str) -> Callable[..., Sequence[Any]]:
         """See `HostMemory`."""
         with self._current():
-            return functools.partial(self._run, compile_per_device(fn, types, self.mesh, label))
+            return functools.partial(self._run, compile_spmd(fn, types, self.mesh, label))
 
-    def _run(self, program: PerDevice, *blocks: Any) -> Sequence[Any]:
+    def _run(self, program: SpmdFunction, *blocks: Any) -> Sequence[Any]:
         with self._current():
             return program(*blocks)
 
@@ -222,7 +222,7 @@ class DeviceMemory(HostMemory):
     ) -> Callable[..., Sequence[Any]]:
         """See `HostMemory`. The flags are a collective of the hosts, which read them."""
         axes = self.host.axis_names
-        flags = compile_per_device(
+        flags = compile_spmd(
             lambda x: [all_reduce(x, axes, op="or")], [((count,), _FLAG)], self.host, f"{label}, flags"
         )
         program = self.compile(fn, types, label)

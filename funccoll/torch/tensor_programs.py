@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from ..collectives import functions as collectives
 from ..collectives.functions import Axes
 from ..compiler.codegen.generated_program import require_devices
-from ..compiler.compile_spmd import PerDevice, compile_per_device
+from ..compiler.compile_spmd import SpmdFunction, compile_spmd
 from ..core.mesh import Mesh
 from ..errors import DeviceError, MeshError, TraceError, UnsupportedError
 from .tensors import as_array, as_tensor, dtype_of, reader_of
@@ -61,7 +61,7 @@ def program_of(name: str, x: torch.Tensor, mesh: Mesh, axis: Axes, options: Opti
     return programs(name, axis, options, x.shape, x.dtype, site)
 
 
-def _program(name: str, compiled: PerDevice, dtype: torch.dtype) -> Program:
+def _program(name: str, compiled: SpmdFunction, dtype: torch.dtype) -> Program:
     """A compiled collective as a function of tensors of this dtype, and of the shape that it was compiled for."""
     run, read = compiled.run, reader_of(dtype)
     write: Callable[[Any], torch.Tensor] = as_tensor if dtype is torch.bfloat16 else torch.from_numpy
@@ -170,7 +170,7 @@ def programs_of(mesh: Mesh, name: str) -> Any:
             result = _FUNCTIONS[name](*blocks, axis, *options)
             return [] if result is None else [result]
 
-        compiled = compile_per_device(traced, types, mesh, f"funccoll.torch.{name}")
+        compiled = compile_spmd(traced, types, mesh, f"funccoll.torch.{name}")
         return compiled if dtype is None else _program(name, compiled, dtype)
 
     return mesh.programs.setdefault("torch", program)

@@ -43,7 +43,7 @@ from ..errors import (
     traced_source,
     user_frames,
 )
-from ..primitives.shard_map_call import MeshedCall
+from ..primitives.shard_map_call import ShardMapCall
 from ..primitives.varying import pvary_p
 from .global_draws import note_constant
 from .tracer import Tracer
@@ -172,7 +172,7 @@ class Trace:
             if sharding is not None:
                 raise split_value(f"{primitive.name} takes", atom.type, sharding, getattr(value, "source", None))
 
-    def _note_shardings(self, call: MeshedCall, outputs: Sequence[Var]) -> None:
+    def _note_shardings(self, call: ShardMapCall, outputs: Sequence[Var]) -> None:
         if not self.calls_meshes:
             raise TraceError(
                 f"the gradient of {call.name}, a jitted function with a mesh, is taken inside {self.label}, which is traced "

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...collectives import functions as collectives
-from ...compiler.compile_spmd import compile_per_device
+from ...compiler.compile_spmd import compile_spmd
 from ...compiler.jit import jit
 from ...compiler.placement import from_local
 from ...core.mesh import Mesh, P
@@ -110,7 +110,7 @@ def _repetition(case: Case, mesh: Mesh) -> Callable[[int], Any]:
     if case.kind == "all_gather":
         elements //= mesh.shape[_AXIS]
     types = [((elements,), np.dtype(np.float32))]
-    group: Any = compile_per_device(lambda x: [body(x, case.algorithm)], types, mesh, f"funccoll tune {case}").run
+    group: Any = compile_spmd(lambda x: [body(x, case.algorithm)], types, mesh, f"funccoll tune {case}").run
     x = from_local(np.ones(elements, np.float32), mesh, P(mesh.axis_names))
     return lambda times: group.repeat(times, x.local)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import funccoll as fc
-from funccoll.compiler.compile_spmd import compile_per_device
+from funccoll.compiler.compile_spmd import compile_spmd
 from funccoll.errors import FunccollError
 from funccoll.transports.shm.collective_group import CollectiveGroup
 
@@ -62,7 +62,7 @@ def wrong_calls(which: str) -> list[str]:
     """The errors of one rank's wrong calls, each before a right one of all ranks."""
     mesh = fc.make_mesh({"d": fc.world_size()})
     fn = {"one group": one_group, "compute": with_compute}[which]
-    program = compile_per_device(fn, [(X.shape, F4), (Y.shape, F4)], mesh, "the blocks' function")
+    program = compile_spmd(fn, [(X.shape, F4), (Y.shape, F4)], mesh, "the blocks' function")
     told = []
     for name, blocks in WRONG.items():
         right(program, X, Y)
@@ -92,14 +92,14 @@ def equal_calls() -> None:
     read_only.flags.writeable = False
     shapes = [X.copy(order="F"), X[::-1][::-1], np.repeat(X, 2, axis=1)[:, ::2], X.view(Sub), pickle.loads(pickle.dumps(X))]
     for fn in (one_group, with_compute):
-        program = compile_per_device(fn, [(X.shape, F4), (Y.shape, F4)], mesh, "the blocks' function")
+        program = compile_spmd(fn, [(X.shape, F4), (Y.shape, F4)], mesh, "the blocks' function")
         for x in (X, *shapes, unaligned, read_only, np.flip(np.flip(X, 1).copy(), 1), np.ma.array(X)):
             right(program, x, Y)
             right(program, x, Y[::-1][::-1])
-    scalar = compile_per_device(lambda x: [fc.all_reduce(x, "d")], [((), F4)], mesh, "a scalar's function")
+    scalar = compile_spmd(lambda x: [fc.all_reduce(x, "d")], [((), F4)], mesh, "a scalar's function")
     for value in (np.array(3, F4), F4.type(3)):
         assert scalar(value)[0] == 3 * fc.world_size()
-    empty = compile_per_device(lambda x: [fc.all_gather(x, "d")], [((0, 3), F4)], mesh, "a function of nothing")
+    empty = compile_spmd(lambda x: [fc.all_gather(x, "d")], [((0, 3), F4)], mesh, "a function of nothing")
     assert empty(np.zeros((0, 3), F4))[0].shape == (0, 3)
 
 
@@ -108,7 +108,7 @@ def wrong_arguments_of_a_group(nbytes: int) -> list[str]:
     mesh = fc.make_mesh({"d": fc.world_size()})
     size = nbytes // 4
     fn = only_memory if nbytes > 1 << 14 else one_group
-    program = compile_per_device(fn, [((size,), F4), ((size,), F4)], mesh, "memory")
+    program = compile_spmd(fn, [((size,), F4), ((size,), F4)], mesh, "memory")
     group: CollectiveGroup = program.run
     assert isinstance(group, CollectiveGroup)
     x = np.ones(size, F4)

@@ -17,7 +17,7 @@ import torch
 
 import funccoll as fc
 import funccoll.torch as ft
-from funccoll.compiler.compile_spmd import compile_per_device
+from funccoll.compiler.compile_spmd import compile_spmd
 from funccoll.torch.tensors import as_array, as_tensor
 from tests.support.cases import collective_cases
 from tests.support.cases.collective_cases import CASES, COMPLEX, DTYPES, dtypes_of, sample
@@ -259,7 +259,7 @@ def check_uses(mesh: Any) -> list[str]:
         """What a collective copies for the other ranks holds a private tensor afterwards, and nothing of a shared one."""
         for size in (1 << 10, 1 << 18):  # smaller ones go through cells
             types = [((size,), np.dtype(np.float32))]
-            run = compile_per_device(lambda x: [fc.all_reduce(x, axis)], types, mesh, "staging").run
+            run = compile_spmd(lambda x: [fc.all_reduce(x, axis)], types, mesh, "staging").run
             for marker, tensor in ((7.25, ft.empty(size, mesh=mesh)), (9.25, torch.empty(size))):
                 tensor.fill_(marker)
                 (out,) = run(as_array(tensor))

@@ -19,7 +19,7 @@ from funccoll.core.ir import _PRIMITIVES, Primitive, evaluate
 from funccoll.core.types import bfloat16, is_inexact, type_of
 from funccoll.errors import UnsupportedError, VaryingError
 from funccoll.primitives.higher import checkpoint_p, custom_vjp_p
-from funccoll.primitives.shard_map_call import meshed_call_p
+from funccoll.primitives.shard_map_call import shard_map_call_p
 from funccoll.tracing import batched_evaluation
 from funccoll.tracing.trace import stage
 from funccoll.transforms.autodiff import backward, forward
@@ -50,7 +50,7 @@ RULES_ELSEWHERE = {
     "snapshot": "made by the pass snapshots alone",
     "pure_callback": "transforms/callbacks.py: a loop, and no derivative; tested in test_callbacks.py",
     "optimization_barrier": "made by checkpoints alone; tested in test_rematerialization.py",
-    "meshed_call": "compiler/program_calls.py; vmap and jvp refuse the call; tested in test_meshed_gradients.py",
+    "shard_map_call": "compiler/program_calls.py; vmap and jvp refuse the call; tested in test_shard_map_gradients.py",
     "grad_hook": "tracing/batched_evaluation.py stages its hook; tested in test_vmap.py",
 }
 SCIPY = {name for name in _PRIMITIVES if name.startswith("scipy.")}
@@ -115,13 +115,13 @@ def test_every_primitive_has_derivatives_or_a_stated_reason():
 
 def test_no_primitive_has_a_gradient_and_silently_no_tangent():
     """Each primitive with a rule of its own in reverse mode has one in forward mode; jvp refuses calls on a mesh instead."""
-    backwards = {custom_vjp_p, checkpoint_p, *backward.RULES} - {meshed_call_p}
+    backwards = {custom_vjp_p, checkpoint_p, *backward.RULES} - {shard_map_call_p}
     assert backwards == {custom_vjp_p, *forward.RULES}
 
 
 def test_rules_elsewhere_exist():
     """custom_vjp apart, whose rules are the user's, each primitive has an entry where its rules are looked up."""
-    of = {name: _PRIMITIVES[name] for name in RULES_ELSEWHERE if name not in ("custom_vjp", "meshed_call")}
+    of = {name: _PRIMITIVES[name] for name in RULES_ELSEWHERE if name not in ("custom_vjp", "shard_map_call")}
     assert all(p.batch or p in batched_evaluation.RULES or name == "grad_hook" for name, p in of.items())
     shown = {"debug_report", "snapshot"}  # no result depends on them
     assert all(p.jvp or p.vjp or p in forward.RULES for name, p in of.items() if name not in shown)

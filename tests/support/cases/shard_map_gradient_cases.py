@@ -1,4 +1,4 @@
-"""Programs of `test_meshed_gradients`, and of the case of `processes_cases` for jobs."""
+"""Programs of `test_shard_map_gradients`, and of the case of `processes_cases` for jobs."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import funccoll as fc
 from funccoll import P
 from funccoll.compiler.program_calls import moved, sum_of
 from funccoll.errors import ShardingError, TraceError
-from tests.support.cases.meshed_gradient_cases import (
+from tests.support.cases.shard_map_gradient_cases import (
     CASES,
     blocks_of_gradients,
     compare_in_job,
@@ -159,7 +159,7 @@ def test_anything_else_is_refused(use, what: str) -> None:
     f, (w, x) = functions(mesh), data()
     with pytest.raises((ShardingError, TraceError)) as error:
         fc.grad(lambda x: use(f, w, x))(fc.device_put(x, mesh, P("data")))
-    assert what in str(error.value) and "test_meshed_gradients.py" in str(error.value)
+    assert what in str(error.value) and "test_shard_map_gradients.py" in str(error.value)
 
 
 def test_an_array_that_is_closed_over_is_refused_too() -> None:
