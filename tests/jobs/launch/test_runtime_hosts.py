@@ -1,6 +1,6 @@
 """Jobs on several hosts: their ranks find each other over TCP, share memory within a host, and hear how others end.
 
-Without MPI (`file_invitation`), on one machine; where a network counts, on hosts that are namespaces.
+Without MPI (`file_address_exchange`), on one machine; where a network counts, on hosts that are namespaces.
 """
 
 import errno
@@ -23,7 +23,7 @@ from funccoll.job.host import PEER_FAILURE_EXIT_CODE
 from funccoll.job.packets import FramedSocket, receive, send
 from funccoll.job.tcp import ListeningSocket, call, host_addresses
 from tests.support.ranks import network_hosts
-from tests.support.ranks.file_invitation import NAMESPACE
+from tests.support.ranks.file_address_exchange import NAMESPACE
 from tests.support.ranks.host_ranks import JOIN_HOSTS, ON_HOSTS, STAY_HOSTS, HostRanks
 from tests.support.ranks.network_hosts import NetworkHosts
 from tests.support.ranks.ranks import PATIENCE, PRELUDE, left_behind
@@ -148,11 +148,11 @@ def test_a_machine_that_has_no_identity(tmp_path):
 
 # A rank whose secret is another one: it belongs to another job, which happens to find this one's addresses.
 STRANGER = ON_HOSTS + """
-real = FileInvitation.receive
+real = FileAddressExchange.receive
 def receive(self, seconds):
     payload = real(self, seconds)
     return payload and payload.replace(payload[2:66], b"0" * 64)
-FileInvitation.receive = receive
+FileAddressExchange.receive = receive
 """ + STAY_HOSTS
 
 
@@ -173,7 +173,7 @@ def test_another_secret(tmp_path):
 @pytest.mark.parametrize("victim", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_rank_ends_while_the_job_begins(where, how, victim, tmp_path):
     ends = "os._exit(3)" if how == "die" else "raise OSError('no room')"
-    place = "shm_transport.create = shm_transport.rendezvous.meet" if where == "memory" else f"FileInvitation.{where}"
+    place = "shm_transport.create = shm_transport.rendezvous.meet" if where == "memory" else f"FileAddressExchange.{where}"
     imports = "import funccoll.transports.shm.shm_transport as shm_transport\n"
     script = f"{PRELUDE}{imports}def end(*_):\n    {ends}\n{ON_HOSTS}{place} = end\n"
     with HostRanks(STAY_HOSTS, (0, 1, 1), tmp_path, [0, 3 - victim], FUNCCOLL_RENDEZVOUS_TIMEOUT="3") as ranks:

@@ -1,9 +1,9 @@
-"""Ranks of jobs on several hosts without MPI (`file_invitation`), and the scripts that they begin with."""
+"""Ranks of jobs on several hosts without MPI (`file_address_exchange`), and the scripts that they begin with."""
 
-from tests.support.ranks.file_invitation import FOLDER, HOSTS
+from tests.support.ranks.file_address_exchange import FOLDER, HOSTS
 from tests.support.ranks.ranks import JOIN, Ranks
 
-ON_HOSTS = "from tests.support.ranks.file_invitation import FileInvitation, be_on_several_hosts\nbe_on_several_hosts()\n"
+ON_HOSTS = "from tests.support.ranks.file_address_exchange import FileAddressExchange, be_on_several_hosts\nbe_on_several_hosts()\n"
 JOIN_HOSTS = ON_HOSTS + JOIN
 STAY_HOSTS = JOIN_HOSTS + "hear()\n"
 

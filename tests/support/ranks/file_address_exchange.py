@@ -20,7 +20,7 @@ HOSTS, FOLDER, NAMESPACE = "TEST_HOSTS", "TEST_FOLDER", "TEST_NAMESPACE"
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET, <sched.h>
 
 
-class FileInvitation:
+class FileAddressExchange:
     """See `across_hosts.AddressExchange`."""
 
     def __init__(self, job):
@@ -58,7 +58,7 @@ class HostsJob(SharedMemoryJob):
 
     @staticmethod
     def meet(job, timeout):
-        return join_across_hosts(job, timeout, FileInvitation(job), SharedMemoryJob.meet)
+        return join_across_hosts(job, timeout, FileAddressExchange(job), SharedMemoryJob.meet)
 
 
 def be_on_several_hosts():
