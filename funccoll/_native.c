@@ -1,14 +1,14 @@
-/* The fast path of calls, for machines with a C compiler: what `compiler/fast_paths.py` and `transports/shm/plan_fast_path.py` do in
- * Python, without an interpreted instruction. Both are tested alike; FUNCCOLL_NATIVE=0 chooses Python.
+/* The fast path of calls, for machines with a C compiler: what `compiler/fast_paths.py` and `transports/shm/plan_fast_path.py`
+ * do in Python, without an interpreted instruction. Both are tested alike; FUNCCOLL_NATIVE=0 chooses Python.
  *
- *   Dispatch   calls the first of its fast_paths that fits the arguments; base of jitted functions
- *   FastPath     one signature: checks arguments, calls the program, makes Arrays of its results
- *   BlockCall  one signature of arrays of NumPy's, without Arrays: `compiler/compile_spmd.py`
- *   PlanFastPath   a collective group: finds unused results, and runs the kernel without the GIL
- *   ArrayBase  the fields of an Array, and its block as a read-only view
+ *   Dispatch      calls the first of its fast paths that fits the arguments; base of jitted functions
+ *   FastPath      one signature: checks arguments, calls the program, makes Arrays of its results
+ *   BlockCall     one signature of arrays of NumPy's, without Arrays: `compiler/compile_spmd.py`
+ *   PlanFastPath  a collective group: finds unused results, and runs the kernel without the GIL
+ *   ArrayBase     the fields of an Array, and its block as a read-only view
  *
- * What is rare is left to Python: a Dispatch without a fitting fast_path calls `fallback`, a PlanFastPath that may not run at once
- * and a BlockCall of other arrays do too, and a PlanFastPath whose kernel returns before it has finished calls `finish`.
+ * What is rare is left to Python: a Dispatch without a fitting fast path calls `fallback`, a PlanFastPath that may not run at
+ * once and a BlockCall of other arrays do too, and a PlanFastPath whose kernel returns before it has finished calls `finish`.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -207,10 +207,10 @@ typedef struct {
     char is_complete;      /* 1 when the last call has done everything that others wait for */
 } PlanFastPath;
 
-static PyTypeObject PlanCallType;
+static PyTypeObject PlanFastPathType;
 
 static PyObject *
-plan_call_bind(PlanFastPath *self, PyObject *args)
+plan_fast_path_bind(PlanFastPath *self, PyObject *args)
 {
     unsigned long long frame, owner;
     PyObject *kernel, *busy, *communicators, *kept, *others;
@@ -290,7 +290,7 @@ set_busy(PlanFastPath *self, char value)
 /* 1: `results` are the call's, still those of the pool, and each held once more, so that a call from a finalizer cannot take
  * them: `let_go` drops them. 0: nothing was done, and `fallback` must do it. -1, BEFORE_IT_BEGAN: an exception. */
 static int
-plan_call_run(PlanFastPath *self, PyObject *const *arrays, Py_ssize_t count, PyObject **results)
+plan_fast_path_run(PlanFastPath *self, PyObject *const *arrays, Py_ssize_t count, PyObject **results)
 {
     if (!self->is_fast || self->kernel == NULL || count != self->nargs
         || *self->owner != (int64_t)PyThread_get_thread_ident())
@@ -366,14 +366,14 @@ copy_of(PyObject *results)
 }
 
 static PyObject *
-plan_call_call(PlanFastPath *self, PyObject *args, PyObject *kwargs)
+plan_fast_path_call(PlanFastPath *self, PyObject *args, PyObject *kwargs)
 {
     PyObject *results;
     if (kwargs != NULL && PyDict_GET_SIZE(kwargs)) {
         PyErr_SetString(PyExc_TypeError, "a collective group takes no keywords");
         return NULL;
     }
-    int done = plan_call_run(self, ((PyTupleObject *)args)->ob_item, PyTuple_GET_SIZE(args), &results);
+    int done = plan_fast_path_run(self, ((PyTupleObject *)args)->ob_item, PyTuple_GET_SIZE(args), &results);
     if (done < 0)
         return NULL;
     if (!done)
@@ -384,7 +384,7 @@ plan_call_call(PlanFastPath *self, PyObject *args, PyObject *kwargs)
 }
 
 static int
-plan_call_traverse(PlanFastPath *self, visitproc visit, void *arg)
+plan_fast_path_traverse(PlanFastPath *self, visitproc visit, void *arg)
 {
     Py_VISIT(self->kernel);
     Py_VISIT(self->busy);
@@ -394,7 +394,7 @@ plan_call_traverse(PlanFastPath *self, visitproc visit, void *arg)
 }
 
 static int
-plan_call_clear(PlanFastPath *self)
+plan_fast_path_clear(PlanFastPath *self)
 {
     self->is_fast = 0;
     Py_CLEAR(self->kernel);
@@ -404,41 +404,41 @@ plan_call_clear(PlanFastPath *self)
 }
 
 static void
-plan_call_dealloc(PlanFastPath *self)
+plan_fast_path_dealloc(PlanFastPath *self)
 {
     PyObject_GC_UnTrack(self);
-    plan_call_clear(self);
+    plan_fast_path_clear(self);
     Py_CLEAR(self->busy);
     PyMem_Free(self->communicators);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
-static PyMethodDef plan_call_methods[] = {
-    {"bind", (PyCFunction)plan_call_bind, METH_VARARGS,
+static PyMethodDef plan_fast_path_methods[] = {
+    {"bind", (PyCFunction)plan_fast_path_bind, METH_VARARGS,
      "bind(kernel, frame, words, owner, busy, communicators, kept, others, nargs, nresults)\n\n"
      "Set what a call uses. Frame and owner are addresses, whose memory must live as long as this object."},
     {NULL, NULL, 0, NULL},
 };
 
-static PyMemberDef plan_call_members[] = {
+static PyMemberDef plan_fast_path_members[] = {
     {"is_fast", T_BOOL, offsetof(PlanFastPath, is_fast), 0, "False where calls go through `fallback`."},
     {"is_complete", T_BOOL, offsetof(PlanFastPath, is_complete), 0, "True when the last call has done all that others wait for."},
     {NULL, 0, 0, 0, NULL},
 };
 
-static PyTypeObject PlanCallType = {
+static PyTypeObject PlanFastPathType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "funccoll._native.PlanFastPath",
     .tp_doc = "The fast path of a collective group: from this rank's arrays to a tuple of its results.",
     .tp_basicsize = sizeof(PlanFastPath),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .tp_new = PyType_GenericNew,
-    .tp_dealloc = (destructor)plan_call_dealloc,
-    .tp_traverse = (traverseproc)plan_call_traverse,
-    .tp_clear = (inquiry)plan_call_clear,
-    .tp_call = (ternaryfunc)plan_call_call,
-    .tp_methods = plan_call_methods,
-    .tp_members = plan_call_members,
+    .tp_dealloc = (destructor)plan_fast_path_dealloc,
+    .tp_traverse = (traverseproc)plan_fast_path_traverse,
+    .tp_clear = (inquiry)plan_fast_path_clear,
+    .tp_call = (ternaryfunc)plan_fast_path_call,
+    .tp_methods = plan_fast_path_methods,
+    .tp_members = plan_fast_path_members,
 };
 
 /* ---------------------------------------------------------------- FastPath */
@@ -467,7 +467,7 @@ typedef struct {
     PyObject *failed;     /* takes note of an exception */
 } FastPath;
 
-static PyTypeObject CallerType;
+static PyTypeObject FastPathType;
 
 #define FIELD(object, at) (*(PyObject **)((char *)(object) + (at)))
 
@@ -524,7 +524,7 @@ expect(Expected *e, PyObject *item)
 }
 
 static PyObject *
-caller_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
+fast_path_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
     PyObject *expected, *array_type, *run, *out_layouts, *unflatten, *failed;
     if (!PyArg_ParseTuple(args, "O!O!OO!OO:FastPath", &PyTuple_Type, &expected, &PyType_Type, &array_type, &run,
@@ -543,7 +543,7 @@ caller_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     self->nouts = PyTuple_GET_SIZE(out_layouts);
     self->array_type = (PyTypeObject *)Py_NewRef(array_type);
     self->run = Py_NewRef(run);
-    self->is_group = PyObject_TypeCheck(run, &PlanCallType);
+    self->is_group = PyObject_TypeCheck(run, &PlanFastPathType);
     self->out_layouts = Py_NewRef(out_layouts);
     self->unflatten = unflatten == Py_None ? NULL : Py_NewRef(unflatten);
     self->failed = Py_NewRef(failed);
@@ -710,7 +710,7 @@ note_exception(PyObject *failed)
 
 /* The result for leaves that fit; NotImplemented where they do not any more. */
 static PyObject *
-caller_run(FastPath *self, PyObject *const *leaves)
+fast_path_run(FastPath *self, PyObject *const *leaves)
 {
     Py_ssize_t n = self->nargs;
     PyObject *few[2 * FEW] = {NULL}, **given = few, *outs = NULL, *result = NULL;
@@ -726,7 +726,7 @@ caller_run(FastPath *self, PyObject *const *leaves)
         if (self->expected[i].layout == NULL && (given[i] = copies_of(&self->expected[i], given[i])) == NULL)
             good = -1;
     if (good > 0) {
-        int done = self->is_group ? plan_call_run((PlanFastPath *)self->run, given, n, &outs) : 0;
+        int done = self->is_group ? plan_fast_path_run((PlanFastPath *)self->run, given, n, &outs) : 0;
         int held = done > 0;
         if (done == 0)
             outs = PyObject_Vectorcall(self->run, given, n, NULL);
@@ -747,13 +747,13 @@ caller_run(FastPath *self, PyObject *const *leaves)
 }
 
 static PyObject *
-caller_call(FastPath *self, PyObject *args, PyObject *Py_UNUSED(kwargs))
+fast_path_call(FastPath *self, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
     PyObject *leaves, *result = NULL;
     if (!PyArg_ParseTuple(args, "O:FastPath", &leaves) || (leaves = PySequence_Fast(leaves, "a sequence of arrays")) == NULL)
         return NULL;
     if (fits(self, PySequence_Fast_ITEMS(leaves), PySequence_Fast_GET_SIZE(leaves)))
-        result = caller_run(self, PySequence_Fast_ITEMS(leaves));
+        result = fast_path_run(self, PySequence_Fast_ITEMS(leaves));
     else
         result = Py_NewRef(Py_NotImplemented);
     Py_DECREF(leaves);
@@ -761,7 +761,7 @@ caller_call(FastPath *self, PyObject *args, PyObject *Py_UNUSED(kwargs))
 }
 
 static int
-caller_traverse(FastPath *self, visitproc visit, void *arg)
+fast_path_traverse(FastPath *self, visitproc visit, void *arg)
 {
     for (Py_ssize_t i = 0; i < self->nargs; i++) {
         Py_VISIT(self->expected[i].layout);
@@ -778,7 +778,7 @@ caller_traverse(FastPath *self, visitproc visit, void *arg)
 }
 
 static void
-caller_dealloc(FastPath *self)
+fast_path_dealloc(FastPath *self)
 {
     PyObject_GC_UnTrack(self);
     for (Py_ssize_t i = 0; i < self->nargs; i++) {
@@ -797,7 +797,7 @@ caller_dealloc(FastPath *self)
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
-static PyTypeObject CallerType = {
+static PyTypeObject FastPathType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "funccoll._native.FastPath",
     .tp_doc = "FastPath(expected, array_type, run, out_layouts, unflatten, failed)\n\n"
@@ -805,10 +805,10 @@ static PyTypeObject CallerType = {
               "and (dtype, shape, is_block, index, arrange) for each array of NumPy's.",
     .tp_basicsize = sizeof(FastPath),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_new = caller_new,
-    .tp_dealloc = (destructor)caller_dealloc,
-    .tp_traverse = (traverseproc)caller_traverse,
-    .tp_call = (ternaryfunc)caller_call,
+    .tp_new = fast_path_new,
+    .tp_dealloc = (destructor)fast_path_dealloc,
+    .tp_traverse = (traverseproc)fast_path_traverse,
+    .tp_call = (ternaryfunc)fast_path_call,
 };
 
 /* ---------------------------------------------------------------- BlockCall */
@@ -846,7 +846,7 @@ block_call_expect(BlockCall *self, PyObject *args)
             return NULL;
     }
     self->run = Py_NewRef(run);
-    self->is_group = PyObject_TypeCheck(run, &PlanCallType);
+    self->is_group = PyObject_TypeCheck(run, &PlanFastPathType);
     self->failed = Py_NewRef(failed);
     Py_RETURN_NONE;
 }
@@ -865,7 +865,7 @@ block_call_call(BlockCall *self, PyObject *args, PyObject *kwargs)
         good = is_expected(&self->expected[i], blocks[i]) && (((NumpyArray *)blocks[i])->flags & C_CONTIGUOUS);
     if (!good)
         return PyObject_CallMethodOneArg((PyObject *)self, str_fallback, args);
-    int done = self->is_group ? plan_call_run((PlanFastPath *)self->run, blocks, count, &outs) : 0;
+    int done = self->is_group ? plan_fast_path_run((PlanFastPath *)self->run, blocks, count, &outs) : 0;
     if (done > 0) {
         PyObject *copy = copy_of(outs);
         let_go(outs);
@@ -952,9 +952,9 @@ dispatch_call(Dispatch *self, PyObject *args, PyObject *kwargs)
         PyObject **leaves = ((PyTupleObject *)args)->ob_item;
         for (Py_ssize_t i = 0; i < PyList_GET_SIZE(self->fast_paths); i++) {
             PyObject *fast_path = PyList_GET_ITEM(self->fast_paths, i);
-            if (Py_IS_TYPE(fast_path, &CallerType) && fits((FastPath *)fast_path, leaves, PyTuple_GET_SIZE(args))) {
+            if (Py_IS_TYPE(fast_path, &FastPathType) && fits((FastPath *)fast_path, leaves, PyTuple_GET_SIZE(args))) {
                 Py_INCREF(fast_path);
-                PyObject *result = caller_run((FastPath *)fast_path, leaves);
+                PyObject *result = fast_path_run((FastPath *)fast_path, leaves);
                 Py_DECREF(fast_path);
                 if (result != Py_NotImplemented)
                     return result;
@@ -995,7 +995,7 @@ dispatch_dealloc(Dispatch *self)
 }
 
 static PyMemberDef dispatch_members[] = {
-    {"fast_paths", T_OBJECT_EX, offsetof(Dispatch, fast_paths), READONLY, "Callers of known signatures, the last one first."},
+    {"fast_paths", T_OBJECT_EX, offsetof(Dispatch, fast_paths), READONLY, "Fast paths of known signatures, the last one first."},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -1201,7 +1201,7 @@ PyInit__native(void)
         if ((*names[i].name = PyUnicode_InternFromString(names[i].text)) == NULL)
             return NULL;
     PyObject *module = PyModule_Create(&definition);
-    if (module == NULL || PyModule_AddType(module, &PlanCallType) < 0 || PyModule_AddType(module, &CallerType) < 0
+    if (module == NULL || PyModule_AddType(module, &PlanFastPathType) < 0 || PyModule_AddType(module, &FastPathType) < 0
         || PyModule_AddType(module, &BlockCallType) < 0
         || PyModule_AddType(module, &DispatchType) < 0 || PyModule_AddType(module, &ArrayBaseType) < 0) {
         Py_XDECREF(module);

@@ -73,7 +73,7 @@ class SpmdFunction(BlockCall):
     def __init__(self, generated: Any, types: Types, label: str, on_host: bool = True):
         """`on_host`: blocks are arrays of NumPy's; else of a GPU's library."""
         self.run, self.note_exception = generated.run, generated.note_exception
-        """`run` is the function itself, for fast paths whose blocks surely fit, which tell `note_exception` of what it raises."""
+        """`run` is the function itself, for fast paths whose blocks surely fit; they tell `note_exception` what it raises."""
         self._types, self._label, self._on_host = tuple(types), label, on_host
         if on_host:
             self.expect(tuple([(np.dtype(dtype.type), tuple(shape)) for shape, dtype in types]), self.run, self.note_exception)

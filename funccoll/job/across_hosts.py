@@ -1,7 +1,7 @@
 """Rendezvous of a job on several hosts: all ranks over TCP, then those of each host over its Unix socket, to share its memory.
 
-An `AddressExchange` (MPI's) tells the ranks at which addresses rank 0 listens, and a secret, with which they prove that they belong
-to the job. They meet rank 0's coordinator as on one host. It tells each where all others listen, so that in jobs up to
+An `AddressExchange` (MPI's) tells the ranks at which addresses rank 0 listens, and a secret, with which they prove that they
+belong to the job. They meet rank 0's coordinator as on one host. It tells each where all others listen, so that in jobs up to
 FULL_MESH ranks each two connect. In steps that all do together (`_CommonSteps`), and in which each hears of an error of any,
 they then find out which of them share a host.
 """

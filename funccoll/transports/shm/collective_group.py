@@ -174,8 +174,9 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
 
         self._count = count = 1 + max(self.plan.arguments, default=-1)
         self.bind(
-            self._kernel, self.frame.ctypes.data, (WORD.arguments, WORD.results, WORD.status), self._ownership.words.ctypes.data,
-            self.registry.busy, self._numbers, self._results.kept, self._results.others, count, len(self.plan.results),
+            self._kernel, self.frame.ctypes.data, (WORD.arguments, WORD.results, WORD.status),
+            self._ownership.words.ctypes.data, self.registry.busy, self._numbers,
+            self._results.kept, self._results.others, count, len(self.plan.results),
         )  # fmt: skip
         self.is_fast = self._lending is None
 

@@ -27,7 +27,7 @@ _NOBODY = memoryview(b"\0" * 8).cast("q")
 """In the place of the thread that may call, where each call goes the slow way."""
 
 
-class PythonPlanCall:
+class PythonPlanFastPath:
     """See `PlanFastPath` in `_native.c`, in the place of which it stands."""
 
     is_complete = False
@@ -93,4 +93,4 @@ class PythonPlanCall:
     interrupted: Callable[..., None]
 
 
-PlanFastPath: Any = PythonPlanCall if extension is None else extension.PlanFastPath
+PlanFastPath: Any = PythonPlanFastPath if extension is None else extension.PlanFastPath

@@ -89,8 +89,8 @@ def test_unidentified_connections_are_dropped():
         run = ranks.run
         garbage = [
             b"GET / HTTP/1.1\r\n\r\n", b"\0" * 100, b"[]", b"3", b"null", b'{"funccoll": "0"}', b"[" * 50_000, b"x" * 150_000,
-            handshake("another"), handshake(run, rank="1"), handshake(run, rank=None), handshake(run, world=2.0), handshake(run, funccoll=""),
-            handshake(run, rank={}), handshake(run, arena="all"), b"\xff\xfe",
+            handshake("another"), handshake(run, rank="1"), handshake(run, rank=None), handshake(run, world=2.0),
+            handshake(run, funccoll=""), handshake(run, rank={}), handshake(run, arena="all"), b"\xff\xfe",
         ]  # fmt: skip
         unidentified = [visit(run, packet) for packet in garbage]
         silent = [visit(run) for _ in range(50)]

@@ -23,11 +23,11 @@ from funccoll.core.c_extension import extension
 from funccoll.core.mesh import Sharding
 from funccoll.kernels.frame import NEEDS_FALLBACK
 from funccoll.transports.shm import plan_fast_path
-from funccoll.transports.shm.plan_fast_path import TUPLE_HEAD, PythonPlanCall
+from funccoll.transports.shm.plan_fast_path import TUPLE_HEAD, PythonPlanFastPath
 from funccoll.transports.shm.results import UNSHARED_REFCOUNT, ResultPool
 
 pytestmark = pytest.mark.usefixtures("small_collections")
-KINDS: dict[str, Any] = {"python": PythonPlanCall}
+KINDS: dict[str, Any] = {"python": PythonPlanFastPath}
 if extension is not None:
     KINDS["C"] = extension.PlanFastPath
 
