@@ -266,8 +266,9 @@ def test_a_capture_that_the_driver_refuses_leaves_the_program_as_it_was(monkeypa
 def test_products_of_matrices_are_captured(monkeypatch):
     """By cuBLAS itself. Streams join before each, but for those of a capture, which must not wait for another one."""
     step, joined = fc.jit(lambda x, i: np.tanh((x[i] + 1) @ x.T)), []
-    join = type(cuda_transport.current_gpu()._order).join
-    monkeypatch.setattr(type(cuda_transport.current_gpu()._order), "join", lambda self: (joined.append(fake_cupy.recorder), join(self))[1])
+    order = type(cuda_transport.current_gpu()._order)
+    join = order.join
+    monkeypatch.setattr(order, "join", lambda self: (joined.append(fake_cupy.recorder), join(self))[1])
     compiled, i = step.lower(on_gpu(X), on_gpu(np.array([1, 3]))).compile(), np.array([1, 3])
     results = [compiled(on_gpu(X + call), on_gpu(i)) for call in range(4)]
     for call, y in enumerate(results):

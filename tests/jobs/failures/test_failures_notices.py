@@ -83,7 +83,7 @@ import funccoll.job.failure_detector as module
 if rank == 0:
     def die(*_):
         os.kill(os.getpid(), 9)
-    module.Watch._tell = die
+    module.FailureDetector._tell = die
     say("ready")
 if rank == 1:
     hear()

@@ -27,12 +27,12 @@ hear()
 # The ranks of whom the watch has read the last word.
 ENDED = """
 import funccoll.job.failure_detector
-ended, read = set(), funccoll.job.failure_detector.Watch._hear
+ended, read = set(), funccoll.job.failure_detector.FailureDetector._hear
 def read_and_note(self, rank):
     more = read(self, rank)
     ended.update(() if more else [rank])
     return more
-funccoll.job.failure_detector.Watch._hear = read_and_note
+funccoll.job.failure_detector.FailureDetector._hear = read_and_note
 """
 
 

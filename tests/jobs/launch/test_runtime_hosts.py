@@ -244,7 +244,8 @@ def test_all_leave_at_once(tmp_path):
 
 
 def test_a_rank_that_left_may_die_and_a_stopped_one_stays(tmp_path):
-    script = TELL + "if rank == 1:\n    job_context.finalize()\nelse:\n    tell([1])\nhear()\nassert w.watch.failure() is None\n"
+    leaves = "if rank == 1:\n    job_context.finalize()\nelse:\n    tell([1])\nhear()\n"
+    script = TELL + leaves + "assert w.watch.failure() is None\n"
     with HostRanks(script, (0, 1, 2), tmp_path) as ranks:
         ranks.lines()
         ranks.kill(2, signal.SIGSTOP)

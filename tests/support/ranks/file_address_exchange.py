@@ -63,7 +63,7 @@ class HostsJob(SharedMemoryJob):
 
 def be_on_several_hosts():
     """Let this process join its job in this way."""
-    world.choose_job_transport = lambda job: HostsJob
+    job_context.choose_job_transport = lambda job: HostsJob
     if NAMESPACE in os.environ:
         descriptor = os.open(os.environ[NAMESPACE], os.O_RDONLY)
         libc = ctypes.CDLL(None, use_errno=True)

@@ -3,7 +3,9 @@
 from tests.support.ranks.file_address_exchange import FOLDER, HOSTS
 from tests.support.ranks.ranks import JOIN, Ranks
 
-ON_HOSTS = "from tests.support.ranks.file_address_exchange import FileAddressExchange, be_on_several_hosts\nbe_on_several_hosts()\n"
+ON_HOSTS = (
+    "from tests.support.ranks.file_address_exchange import FileAddressExchange, be_on_several_hosts\nbe_on_several_hosts()\n"
+)
 JOIN_HOSTS = ON_HOSTS + JOIN
 STAY_HOSTS = JOIN_HOSTS + "hear()\n"
 
