@@ -25,8 +25,9 @@ RECORD = Path(__file__).parents[3] / "benchmarks" / "results" / "failures.json"
 @pytest.mark.parametrize(("culprit", "where"), [
     (0, "coordinator.Coordinator._admit 2"), (1, "rendezvous.receive_answer"), (1, "job_context.FailureDetector"),
     *(pytest.param(*case, marks=SLOW) for case in (
-        (0, "coordinator.Coordinator._collect"), (0, "shm_transport.create"), (0, "coordinator.send"), (0, "failure_detector.send"),
-        (0, "coordinator.send 2"), (0, "failure_detector.send 2"), (0, "job_context.FailureDetector"), (1, "rendezvous.meet"), (2, "shm_transport.Heap"),
+        (0, "coordinator.Coordinator._collect"), (0, "shm_transport.create"), (0, "coordinator.send"),
+        (0, "failure_detector.send"), (0, "coordinator.send 2"), (0, "failure_detector.send 2"),
+        (0, "job_context.FailureDetector"), (1, "rendezvous.meet"), (2, "shm_transport.Heap"),
     )),
 ])  # fmt: skip
 def test_a_rank_dies_while_the_job_begins(culprit, where, job):
@@ -45,7 +46,8 @@ def test_a_rank_dies_while_the_job_begins(culprit, where, job):
 @pytest.mark.parametrize(("culprit", "where", "others"), [
     (0, "failure_detector.send 2", "leave"), (1, "failure_detector.FailureDetector._tell", "go on"),
     *(pytest.param(*case, marks=SLOW) for case in (
-        (0, "failure_detector.send 2", "go on"), (1, "failure_detector.FailureDetector._tell", "leave"), (0, "failure_detector.FailureDetector.leave", "go on"),
+        (0, "failure_detector.send 2", "go on"), (1, "failure_detector.FailureDetector._tell", "leave"),
+        (0, "failure_detector.FailureDetector.leave", "go on"),
         (2, "failure_detector.FailureDetector._close", "leave"), (1, "heap.Heap.close", "go on"),
     )),
 ])  # fmt: skip
