@@ -79,7 +79,8 @@ __all__ = [
 Params = ParamSpec("Params")
 R = TypeVar("R")
 
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+"""The folder of this installation."""
 # Frames of libraries that call back into funccoll (NumPy's dispatch, optree's maps, functools), or raise for a traced array (as
 # JAX), are not the user's.
 _FOREIGN = tuple(
@@ -133,7 +134,7 @@ def is_users(filename: str) -> bool:
     """True for a file of the user's: neither funccoll's nor a library's."""
     verdict = _VERDICTS.get(filename)
     if verdict is None:
-        inside = filename.startswith(_PACKAGE)
+        inside = filename.startswith(PACKAGE)
         foreign = any(part in filename for part in _FOREIGN)
         standard = filename.startswith(_STANDARD) and "site-packages" not in filename
         generated = filename.startswith("<") and not filename.startswith(_TYPED_IN)
@@ -309,7 +310,7 @@ class user_frames:
 
 def is_own(filename: str) -> bool:
     """True for a file of funccoll's, or code that it has generated."""
-    return filename.startswith((_PACKAGE, "<funccoll "))
+    return filename.startswith((PACKAGE, "<funccoll "))
 
 
 def _comes_from_user(error: BaseException) -> bool:

@@ -23,6 +23,7 @@ from .. import config
 from .._version import __version__
 from ..core.c_extension import why_not
 from ..core.display import size_text
+from ..errors import PACKAGE
 from ..kernels import cuda_toolkit
 from . import host, process_memory
 from .checks import Check
@@ -61,7 +62,7 @@ def examine() -> list[Check]:
 
 def _software() -> Iterator[Check]:
     section = "Software"
-    yield Check(section, "funccoll", f"{__version__} ({Path(__file__).parents[2]})")
+    yield Check(section, "funccoll", f"{__version__} ({Path(PACKAGE)})")
     yield Check(section, "Python", f"{platform.python_version()} ({sys.executable})")
     for name, use in (("numpy", ""), ("numba", " (compiles the kernels)")):
         try:

@@ -56,7 +56,7 @@ _STACK_TIMEOUT = 1.0  # seconds that a rank waits for another one's stack
 _UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
 
 class FailureDetector:
-    """Watch over the other processes of a job, which are told how this one ends."""
+    """The failure detector: it watches the other processes of a job, and tells them how this one ends."""
 
     def __init__(
         self, rank: int, sockets: Mapping[int, socket.socket], header: np.ndarray, coordinator: Coordinator | None = None,

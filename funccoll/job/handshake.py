@@ -16,7 +16,7 @@ from typing import Any
 
 from .. import config
 from .._version import __version__
-from ..errors import RendezvousError
+from ..errors import PACKAGE, RendezvousError
 from ..platforms import blas
 from .packets import peer, receive, same_user
 
@@ -39,7 +39,7 @@ def installation() -> dict[str, str]:
     """
     from importlib.metadata import version  # here: it imports forty modules
 
-    folder, sources = Path(__file__).parents[2], hashlib.sha256()
+    folder, sources = Path(PACKAGE), hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         sources.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
     return {

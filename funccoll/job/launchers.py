@@ -90,7 +90,7 @@ class _Claim(NamedTuple):
         return " and ".join(f"{name}={value}" for name, value in named if value is not None)
 
 
-def _ownerships(environment: Mapping[str, str], ancestors: Sequence[Mapping[str, str]] | None) -> list[_Claim]:
+def _claims(environment: Mapping[str, str], ancestors: Sequence[Mapping[str, str]] | None) -> list[_Claim]:
     """The values of all launchers. Half of Slurm's are left in the shells of salloc and in batch scripts, and say nothing.
 
     Nor do torch's, where `funccoll run` or `fc.launch` has set them beside its own.
@@ -119,7 +119,7 @@ def _depth(claim: _Claim, ancestors: Sequence[Mapping[str, str]]) -> int:
 
 def _innermost(environment: Mapping[str, str], ancestors: Sequence[Mapping[str, str]] | None) -> _Claim | None:
     """The values that count; None without any. Raises MeshError where values are missing, or contradict each other."""
-    claims = _ownerships(environment, ancestors)
+    claims = _claims(environment, ancestors)
     complete = sorted((claim for claim in claims if claim.is_complete), key=lambda claim: claim.depth)
     if len(complete) > 1:  # a Slurm step of one task holds whatever that task starts
         complete = [claim for claim in complete if claim.launcher is not _SLURM or claim.size != "1"]

@@ -1,4 +1,4 @@
-"""Questions that ranks ask each other. The watch's thread answers: also of a rank whose other threads wait, or run for long."""
+"""RPC between ranks: questions, which a rank's watch thread answers, also when its other threads wait, or run for long."""
 
 from __future__ import annotations
 

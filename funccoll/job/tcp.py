@@ -4,7 +4,7 @@ Both sides prove that they know the secret, by HMACs of two nonces, and the rank
 another host the same address may be another process, also one of this job. Until then each side takes the other for a stranger:
 it reads a fixed number of bytes, of a fixed form, and compares them. Nothing of a stranger's is parsed.
 
-    the caller: _MAGIC, its nonce        the listening: its nonce, its proof        the caller: its proof
+    the caller: _MAGIC, its nonce        the listener: its nonce, its proof         the caller: its proof
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from . import (
     indexing,
     joining,
     linalg,
+    nanfunctions,
     norms,
     pointwise,
     reductions,
@@ -19,12 +20,9 @@ from . import (
     sorting,
     statistics,
 )
-from . import (
-    nanfunctions as without_nan,
-)
 from .registry import FUNCTIONS, call_function
 
 __all__ = [
     "FUNCTIONS", "accumulations", "call_function", "creation", "decompositions", "elementwise", "fourier", "indexing",
-    "joining", "linalg", "norms", "pointwise", "reductions", "shaping", "sorting", "statistics", "without_nan",
+    "joining", "linalg", "nanfunctions", "norms", "pointwise", "reductions", "shaping", "sorting", "statistics",
 ]  # fmt: skip

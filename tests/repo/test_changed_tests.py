@@ -85,7 +85,8 @@ def test_marks_are_of_what_processes_call_and_not_of_imports(tmp_path):
     script = """
 import os, sys
 exec(sys.argv[1], {})
-from funccoll import api, mesh, tree
+from funccoll import api, tree
+from funccoll.core import mesh
 if not (child := os.fork()):
     tree._require_hashes(int, {})
     os._exit(0)

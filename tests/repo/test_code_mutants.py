@@ -136,7 +136,7 @@ def test_nearest_tests_name_the_module(tmp_path):
 
 def test_a_mutant_is_examined_by_the_tests_that_its_change_concerns(tmp_path):
     for folder, text in (("tree", "def f():\n    return 1\n"), ("changed", "def f():\n    return 2\n")):
-        (tmp_path / folder / "funccoll").mkdir(parents=True)
+        (tmp_path / folder / "funccoll/core").mkdir(parents=True)
         (tmp_path / folder / "funccoll/core/mesh.py").write_text(text)
     tree, table = tmp_path / "tree", Table()
     (tree / "tests/repo").mkdir(parents=True)

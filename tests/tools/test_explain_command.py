@@ -130,7 +130,7 @@ model.step(np.ones((8, 16)))
 """)  # fmt: skip
     text = words(out)
     assert code == 0 and "step called at train.py:9 (<module>) on data=4" in text and "all_reduce sum data 512" in text
-    assert "steps.py" not in text and "trained_model.py" not in text
+    assert "steps.py" not in text and "data_parallel_model.py" not in text
 
 
 def test_json_is_one_object_and_the_script_prints_elsewhere(explain):

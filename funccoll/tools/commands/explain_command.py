@@ -20,7 +20,7 @@ from ...compiler.choose_schedules import explain_choice, measured_seconds, predi
 from ...compiler.stages import Compiled, compile_observers
 from ...core.display import seconds_text
 from ...core.ir import Equation
-from ...errors import FunccollError, Source, current_source
+from ...errors import FunccollError, Source, current_source, is_own
 from ...job.job_context import world_size
 from .standard_output import StdoutError
 
@@ -151,8 +151,7 @@ def _description(compiled: Compiled) -> dict[str, Any]:
 
 def _users(source: Source | None) -> str:
     """The line of a function, as text; empty for functions of this package."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-    return "" if source is None or source.file.startswith(package) else str(source)
+    return "" if source is None or is_own(source.file) else str(source)
 
 
 def _collective(eqn: Equation, compiled: Compiled) -> dict[str, Any]:

@@ -412,7 +412,7 @@ class Communicators:
         return None
 
     def scratch(self, ownership: ThreadOwnership, nbytes: int) -> np.ndarray:
-        """Memory that all calls over the communicators of a ownership use in turn: after a call it is free."""
+        """Memory that all calls over the communicators of an ownership use in turn: after a call it is free."""
         with self._lock:
             found = self._scratch.get(ownership.numbers)
             if found is None or found.nbytes < nbytes:

@@ -331,7 +331,7 @@ def _iteration(decided: Decided) -> int:
 
 
 def require_turn(registry: Communicators, ownership: ThreadOwnership, source: Source | None) -> None:
-    """Raise where the calling thread may not use the communicators of a ownership now, which it takes if they are free."""
+    """Raise where the calling thread may not use the communicators of an ownership now, which it takes if they are free."""
     if registry.broken is not None:
         raise job_is_over(registry.broken, source)
     if ownership.thread != get_ident():

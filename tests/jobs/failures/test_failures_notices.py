@@ -261,12 +261,12 @@ def test_rank_0_that_dies_or_stops_while_ranks_come(dies, words):
     seconds = "1000" if dies else "0.5"
     with Ranks(SAYS_WHO_COMES + STAY, [0], world=4, FUNCCOLL_RENDEZVOUS_TIMEOUT="1000") as ranks:
         ranks.start(1, STAY)
-        assert ranks.line(0) == "hello of [1]"
+        assert ranks.line(0) == "handshake of [1]"
         if not dies:
             ranks.kill(0, signal.SIGSTOP)
         ranks.start(2, STAY, "late", FUNCCOLL_RANK="2", FUNCCOLL_RENDEZVOUS_TIMEOUT=seconds)
         if dies:
-            assert ranks.line(0) == "hello of [1, 2]"
+            assert ranks.line(0) == "handshake of [1, 2]"
             ranks.kill(0)
         code, _, error = ranks.end("late")
         assert code == 1 and words in error and "rank 2 of 4" in error, error

@@ -97,10 +97,10 @@ sys.stdout.write("no end")
     lines = sorted(output.splitlines())
     for rank in range(3):
         mine = [line.removeprefix(f"[{rank}] ") for line in output.splitlines() if line.startswith(f"[{rank}] ")]
-        assert mine[0] == f"handshake {rank} of 3 ['-n', '7', '--', '-m']"
+        assert mine[0] == f"hello {rank} of 3 ['-n', '7', '--', '-m']"
         assert mine[1].split()[1:] == [str(max(1, host.cores() // 3))] * 3
         assert mine[2:] == [repr("for rank 0" if rank == 0 else ""), "no end"]
-    assert len({line.split()[1] for line in lines if len(line.split()) == 5 and "handshake" not in line}) == 1  # one run id
+    assert len({line.split()[1] for line in lines if len(line.split()) == 5 and "hello" not in line}) == 1  # one run id
     assert sorted(errors.splitlines()) == [f"[{r}] \x1b[31mred\x1b[0m é" for r in range(3)]
 
 
@@ -591,10 +591,10 @@ def test_too_few_descriptors():
     (">&-", 0, ""), ("2>&-", 0, ""), (">/dev/full", 1, "what the processes print cannot be written: No space left on device"),
 ])  # fmt: skip
 def test_output_that_goes_nowhere(where, code, words):
-    command = f"{shlex.join(FUNCCOLL)} run -n 2 -- echo handshake {where}"
+    command = f"{shlex.join(FUNCCOLL)} run -n 2 -- echo hello {where}"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=300)
     assert done.returncode == code and words in done.stderr and "Traceback" not in done.stderr, done
-    assert sorted(done.stdout.splitlines()) == (["[0] handshake", "[1] handshake"] if where == "2>&-" else [])
+    assert sorted(done.stdout.splitlines()) == (["[0] hello", "[1] hello"] if where == "2>&-" else [])
 
 
 def test_how_it_ended_in_words():

@@ -320,7 +320,7 @@ def test_of_many_ranks_rank_0_tells_the_others(how, tmp_path):
         ranks.end_well()
 
 
-# ---------------------------------------------------------------- questions
+# ---------------------------------------------------------------- RPC
 
 
 ASKS = JOIN_HOSTS + """
@@ -433,7 +433,7 @@ def test_a_link_that_is_down_while_ranks_come(two_hosts, tmp_path):
             two_hosts.link(1, "up")
 
 
-# ---------------------------------------------------------------- frames, doors
+# ---------------------------------------------------------------- frames, listening sockets
 
 
 def pair():

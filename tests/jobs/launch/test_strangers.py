@@ -25,7 +25,7 @@ SECRET = b"s" * 32
 
 
 class Hearing:
-    """A listening, and the strangers that it has let in."""
+    """A listening socket, and the strangers that it has let in."""
 
     def __init__(self, rank=3):
         self.listening, self.selector = tcp.ListeningSocket(rank, SECRET), selectors.DefaultSelector()
@@ -225,11 +225,11 @@ FEW_FILES = """
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (120, 120))
 import funccoll.job.tcp as tcp
-real = tcp.Door.__init__
+real = tcp.ListeningSocket.__init__
 def tell(self, *arguments):
     real(self, *arguments)
     say(self.listener.getsockname()[1])
-tcp.Door.__init__ = tell
+tcp.ListeningSocket.__init__ = tell
 """
 
 
