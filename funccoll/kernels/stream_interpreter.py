@@ -93,6 +93,7 @@ _NAP = 50  # microseconds
 # process that sleeps gets its core back when it wakes. So a yield of this many nanoseconds means: sleep, in this and the
 # next waits, twice as many each time that it turns out to be needed still, and half as many when it was not.
 _TIME_SLICE = 400_000
+_GLANCE = 16  # tests of a message between two looks at the clock
 _LEAST_CONTENTION, _MOST_CONTENTION = 8, 1024
 
 
@@ -425,7 +426,7 @@ def interpret(frame: Any) -> int:
         elif HAS_MESSAGES and opcode == COMPLETE.opcode:
             library, number = load(frame + FRAME.library), load(pc + COMPLETE.message)
             last, handle = number + load(pc + COMPLETE.count), load(library + LIBRARY.request_bytes)
-            tests, tries, yields, began = load(frame + FRAME.message_tries), 0, 0, 0
+            tests, tries, yields, began, since = load(frame + FRAME.message_tries), 0, 0, 0, 0
             while number < last:
                 error = test_message(
                     load(library + LIBRARY.test), load(frame + FRAME.requests) + handle * number, library + LIBRARY.flag,
@@ -441,14 +442,28 @@ def interpret(frame: Any) -> int:
                 else:
                     tries += 1
                     if tries <= tests:
+                        if tries % _GLANCE == 0:
+                            before, since = since, monotonic_ns(frame + FRAME.clock)
+                            if before != 0 and since - before > _TIME_SLICE:
+                                tests = 0  # another process had the core, or the library's tests yield it
                         continue
-                    if tries == tests + 1:
-                        began = monotonic_ns(frame + FRAME.clock)
-                        yields = load(frame + FRAME.yields)
+                    if began == 0:
+                        began = since = monotonic_ns(frame + FRAME.clock)
+                        if load(contention) > 0:
+                            store(contention, load(contention) - 1)
+                        else:
+                            yields = load(frame + FRAME.yields)
                     if load_acquire(load(frame + FRAME.failure)) != 0:
                         status = FAILED
-                    elif tries <= tests + yields:
+                    elif yields > 0:
+                        yields -= 1
                         yield_core()
+                        before, since = since, monotonic_ns(frame + FRAME.clock)
+                        if since - before > _TIME_SLICE:
+                            yields = 0
+                            waits = min(max(2 * load(contention + 8), _LEAST_CONTENTION), _MOST_CONTENTION)
+                            store(contention, waits)
+                            store(contention + 8, waits)
                         continue
                     elif monotonic_ns(frame + FRAME.clock) - began < load(frame + FRAME.patience):
                         nap(_NAP)
@@ -458,6 +473,8 @@ def interpret(frame: Any) -> int:
                 store(frame + FRAME.message_reached, number)
                 store(frame + FRAME.instruction_budget, budget)
                 return status
+            if yields > 0 and load(contention + 8) > 0:
+                store(contention + 8, load(contention + 8) // 2)
             pc += COMPLETE.size
         else:
             if load_acquire(load(frame + FRAME.failure)) != 0:  # the rank that failed may have changed what was read

@@ -14,6 +14,7 @@ from funccoll.runtime.collective_call import CollectiveCall, Operand
 from funccoll.schedules.chunk_layout import ChunkLayout
 from funccoll.schedules.schedule import Schedule
 from funccoll.transports.plans.control_block import Cells, Communicator, ControlBlock
+from funccoll.transports.plans.message_table import MessageLibrary, MessageTable
 from funccoll.transports.shm.plan import build_plan
 
 __all__ = ["MEMORY", "Rank", "RankMemory"]
@@ -49,8 +50,9 @@ class Rank:
 
     def __init__(
         self, rank: int, memory: mmap.mmap | RankMemory, schedule: Schedule, elements: int, dtype: np.dtype, op: str,
-        identity: str = "", number: int = 0, cells: Cells = (),
+        identity: str = "", number: int = 0, cells: Cells = (), library: MessageLibrary | None = None,
     ):  # fmt: skip
+        """With a `library` each rank is a host of its own."""
         self.shared = shared = memory if isinstance(memory, RankMemory) else RankMemory(rank, memory)
         self.memory = shared.bytes
         shape = (elements * schedule.collective.input_blocks,)
@@ -59,7 +61,8 @@ class Rank:
         call = CollectiveCall(groups, schedule, op, (operand,), identity)
         nbytes = ControlBlock(0, schedule.nranks, cells=cells).nbytes
         lines = ControlBlock(4096 + number * nbytes, schedule.nranks, cells=cells)
-        communicator = Communicator(0, tuple(range(10, 10 + schedule.nranks)), rank, lines)
+        hosts = () if library is None else tuple(range(schedule.nranks))
+        communicator = Communicator(0, tuple(range(10, 10 + schedule.nranks)), rank, lines, hosts=hosts)
         self.plan = plan = build_plan([call], [communicator])
         self.code, self.addresses = plan.code.copy(), np.zeros(plan.slots, np.int64)
         for needed in plan.allocations:
@@ -82,6 +85,7 @@ class Rank:
         self.frame[WORD.heap_bytes] = MEMORY
         self.frame[[WORD.spins, WORD.yields, WORD.patience, WORD.instruction_budget]] = 400, 200, 100_000_000, -1
         self.frame[WORD.ndarray], self.frame[WORD.unshared_refcount] = id(np.ndarray), 1 << 31
+        self.messages = MessageTable(plan.messages, library, self.frame)
         self.kernel = interpreter(self.frame.ctypes.data)
 
     def run(self, seconds: float = 120.0) -> int:

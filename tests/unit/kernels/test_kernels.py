@@ -16,7 +16,16 @@ from numba import njit
 
 from funccoll.kernels import intrinsics
 from funccoll.kernels.cpu import combine_address, interpreter
-from funccoll.kernels.frame import ACCUMULATOR_BYTES, FAILED, FINISHED, MISMATCH, NEEDS_FALLBACK, WAITING, WORD
+from funccoll.kernels.frame import (
+    ACCUMULATOR_BYTES,
+    FAILED,
+    FINISHED,
+    LIBRARY_WORD,
+    MISMATCH,
+    NEEDS_FALLBACK,
+    WAITING,
+    WORD,
+)
 from funccoll.primitives.combining import fold
 from funccoll.schedules import algorithms, build
 from funccoll.schedules.collective import KINDS
@@ -231,6 +240,51 @@ def test_waits_sleep_while_another_process_wants_the_core():
             os.kill(other, signal.SIGKILL)
 
     assert in_processes(1, body) == [0]
+
+
+class SlowLibrary:
+    """A library whose messages never come, and whose tests of them take a millisecond each, as where they yield the core."""
+
+    piece_bytes = 1 << 20
+
+    def __init__(self) -> None:
+        self.tests, self.words = 0, np.zeros(LIBRARY_WORD.size, np.int64)
+        begin, test = (ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * n) for n in (7, 3))
+        self._functions = begin(lambda *_: 0), test(self._test)
+        address_of = lambda function: ctypes.cast(function, ctypes.c_void_p).value or 0
+        self.words[[LIBRARY_WORD.isend, LIBRARY_WORD.irecv]] = address_of(self._functions[0])
+        self.words[LIBRARY_WORD.test] = address_of(self._functions[1])
+        self.words[[LIBRARY_WORD.request_bytes, LIBRARY_WORD.tag_mask]] = 8, (1 << 15) - 1
+
+    def _test(self, request: int, flag: int, status: int) -> int:
+        self.tests += 1
+        time.sleep(0.001)
+        return 0
+
+    def datatype(self, nbytes: int, rows: int, stride: int) -> tuple[int, int]:
+        return nbytes, 0
+
+    def requests(self, count: int) -> np.ndarray:
+        return np.zeros(8 * count, np.uint8)
+
+    def error_text(self, code: int) -> str:
+        raise AssertionError(code)
+
+
+@pytest.mark.parametrize("tries", [3, 5000])
+def test_a_rank_that_waits_for_a_message_gives_python_a_turn_although_each_try_takes_long(tries):
+    """It sees what comes, asks a peer what it runs and takes interrupts: 5,000 tries, or 2,000 yields, would be minutes."""
+    library = SlowLibrary()
+    me = Rank(0, mmap.mmap(-1, MEMORY), build("barrier", 2), 0, np.dtype(np.uint8), "or", library=library)
+    me.frame[[WORD.message_tries, WORD.yields]] = tries, 2000
+    assert me.run(seconds=0) == WAITING
+    assert me.frame[WORD.peer] == 11
+    assert library.tests < 200
+    left, again = me.contention
+    assert left == again >= 8
+    me.frame[WORD.message_tries] = 0
+    assert me.run(seconds=0) == WAITING
+    assert me.contention.tolist() == [left - 1, again]
 
 
 def test_what_the_kernel_cannot_bind_is_named():
