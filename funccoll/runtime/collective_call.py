@@ -18,6 +18,7 @@ from ..errors import MeshError, Source, at_source
 
 if TYPE_CHECKING:
     from ..schedules.chunk_layout import ChunkLayout
+    from ..schedules.collective import Collective
     from ..schedules.schedule import Schedule
 
 __all__ = ["NATIVE_ALGORITHMS", "NOTHING", "CollectiveCall", "CopyGroups", "Operand", "bind_arguments", "groups_of"]
@@ -67,6 +68,12 @@ class Operand:
     def out_nbytes(self) -> int:
         """Bytes of the output."""
         return math.prod(self.out_shape) * self.dtype.itemsize
+
+    def layout(self, collective: Collective) -> ChunkLayout:
+        """The chunks of its input and output in a collective."""
+        from ..schedules.chunk_layout import ChunkLayout  # here: not every program needs schedules
+
+        return ChunkLayout.of(collective, self.shape, self.dtype.itemsize, self.dim, self.concat_dim)
 
 
 class CopyGroups(NamedTuple):

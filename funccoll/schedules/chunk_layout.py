@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -64,6 +64,26 @@ class Blocks:
     def size(self) -> int:
         """Elements of the whole array."""
         return self.elements * self.blocks
+
+    @property
+    def is_strided(self) -> bool:
+        """True where a block's elements do not follow each other."""
+        return self.outer > 1
+
+    def flat(self, array: Any, contiguous: Callable[[Any], Any]) -> Any:
+        """An array's elements as flat memory in which block follows on block: its own memory where they lie so.
+
+        `contiguous` makes a C-contiguous array of a scalar or a view, and returns any other array itself.
+        """
+        if self.is_strided:
+            array = array.reshape((self.outer, self.blocks, self.inner)).transpose((1, 0, 2))
+        return contiguous(array).reshape((self.size,))
+
+    def shaped(self, flat: Any, shape: Sequence[int]) -> Any:
+        """The array of this shape whose blocks follow each other in flat memory."""
+        if self.is_strided:
+            flat = flat.reshape((self.blocks, self.outer, self.inner)).transpose((1, 0, 2))
+        return flat.reshape(shape)
 
     def ranges(self, block: int, start: int, stop: int) -> list[StridedRange]:
         """Elements start … stop of a block, as at most three ranges: the end of a row, whole rows, the beginning of a row."""

@@ -25,7 +25,6 @@ from funccoll.schedules.schedule import build
 from funccoll.transports.nccl import nccl_job, watchdog
 from funccoll.transports.nccl.native import is_native
 from funccoll.transports.nccl.nccl_job import NcclJob
-from funccoll.transports.plans.flat_operand import FlatOperand
 from tests.support.cases import process_cases
 from tests.support.fakes import fake_nccl
 from tests.support.ranks.ranks import Ranks
@@ -112,10 +111,10 @@ def test_flat_memory_has_the_blocks_in_a_row(shape, dim, concat_dim):
     collective = build("all_to_all", 2).collective
     parts = np.split(x, 2, dim)
     wanted = np.concatenate(parts, concat_dim)
-    flat = FlatOperand(Operand(shape, wanted.shape, x.dtype, dim, concat_dim), collective)
-    found = flat.flat_input(x, fake_nccl.FakeGpu("bus").contiguous)
+    layout = Operand(shape, wanted.shape, x.dtype, dim, concat_dim).layout(collective)
+    found = layout.input.flat(x, fake_nccl.FakeGpu("bus").contiguous)
     assert found.tolist() == np.concatenate([part.reshape(-1) for part in parts]).tolist()
-    assert flat.shaped_output(found).tolist() == wanted.tolist()
+    assert layout.output.shaped(found, wanted.shape).tolist() == wanted.tolist()
 
 
 # ---------------------------------------------------------------- failures

@@ -112,7 +112,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "compiler.codegen": (("bad_index", "loop_code", "non_finite", "recorded_program"), ("generated_program",)),
     "transports": (("local", "plans"), ("shm",), ("mpi",), ("nccl",), ("cuda",)),
     "transports.plans": (
-        ("control_block", "staging", "transit"), ("flat_operand", "message_table", "planned_collective"), ("plan_writer",),
+        ("control_block", "staging", "transit"), ("message_table", "planned_collective"), ("plan_writer",),
         ("eager",),
     ),
     "transports.local": (("ordered_reduction",), ("local_transport",)),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -24,11 +24,11 @@ from ...compiler.passes.buffers import SMALL_RESULT_BYTES
 from ...core.mesh import Mesh
 from ...core.types import dtype_name
 from ...errors import CollectiveTimeout, FunccollError, ScheduleError, at_source
-from ...runtime.collective_call import CollectiveCall, bind_arguments
+from ...runtime.collective_call import CollectiveCall, Operand, bind_arguments
 from ...runtime.transport import AgreedExecutable, CollectiveExecutable
+from ...schedules.chunk_layout import ChunkLayout
 from ...schedules.collective import Collective
 from ..plans.control_block import Communicator
-from ..plans.flat_operand import FlatOperand
 from ..shm.shm_transport import SharedMemoryJob, SharedMemoryTransport
 
 __all__ = ["ALGORITHM", "MpiTransport"]
@@ -89,15 +89,17 @@ class MpiTransport(SharedMemoryTransport):
 
 @dataclass(frozen=True, eq=False)
 class _MpiPart:
-    """One operand of one collective on this rank: where its input comes from, and what MPI is told."""
+    """One operand of one collective on this rank, whose blocks MPI takes one after the other."""
 
     ranks: Communicator
-    collective: Collective
-    op: str = ""
-    flat: FlatOperand | None = None
-    """None for a barrier."""
-    source: int = 0
-    """Argument `source` of the call, or result ~source of it."""
+    op: str
+    operand: Operand
+    layout: ChunkLayout
+
+    @property
+    def collective(self) -> Collective:
+        """The collective, for all of its ranks."""
+        return self.layout.collective
 
     @property
     def has_output(self) -> bool:
@@ -121,11 +123,14 @@ class MpiCall(AgreedExecutable):
         super().__init__(transport.agree(bound))
         self._is_complete = False
         ranks = {call.groups: ranks for call, ranks in zip(self.agreement.calls, self.agreement.communicators, strict=True)}
-        self._parts = [part for call in bound for part in _parts(call, ranks[call.groups])]
+        self._parts = [
+            _MpiPart(ranks[call.groups], call.op, operand, operand.layout(call.schedule.collective))
+            for call in bound for operand in call.operands
+        ]  # fmt: skip
         self._diagnosis = Diagnosis(self.registry, bound[0], self.agreement.communicators[0], self.registry.world.rank)
         self._wrong_argument, self._wrong_count = wrong_argument, wrong_count
-        flat = [part for part in self._parts if part.flat is not None and part.source >= 0]
-        self._operands = {part.source: part.flat.operand for part in flat if part.flat is not None}
+        operands = [part.operand for part in self._parts]
+        self._operands = {o.argument: o for o in operands if o.argument is not None and o.argument >= 0}
 
     def __call__(self, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
         """This rank's results.
@@ -175,37 +180,38 @@ class MpiCall(AgreedExecutable):
         requests: list[Any] = []
         try:
             for part in self._parts:
-                if ~part.source >= len(results):
+                argument = part.operand.argument
+                if argument is None:
+                    requests.append(self.transport.communicator(part.ranks).Ibarrier())
+                    continue
+                if ~argument >= len(results):
                     self._wait(requests)
                     results += [last() for last in finish]
                     requests, finish = [], []
                 communicator = self.transport.communicator(part.ranks)
-                if part.flat is None:
-                    requests.append(communicator.Ibarrier())
-                    continue
-                value = arrays[part.source] if part.source >= 0 else results[~part.source]
-                source = part.flat.flat_input(value, np.ascontiguousarray)
-                output, last = self._output(part, part.flat)
+                value = arrays[argument] if argument >= 0 else results[~argument]
+                source = part.layout.input.flat(value, np.ascontiguousarray)
+                output, last = self._output(part)
                 kept += (source, output, requests)
                 finish.append(last)
-                if part.flat.elements:
+                if part.layout.input.size:
                     requests.append(self._start(communicator, part, source, output))
             self._wait(requests)
         except self.mpi.Exception as error:
             raise self._failure_of(error) from error
         return results + [last() for last in finish]
 
-    def _output(self, part: _MpiPart, flat: FlatOperand) -> tuple[np.ndarray, Callable[[], np.ndarray]]:
+    def _output(self, part: _MpiPart) -> tuple[np.ndarray, Callable[[], np.ndarray]]:
         """The flat memory of a result, and what makes the result of it."""
-        shape = flat.operand.out_shape if flat.is_output_flat else (flat.output_size,)
-        memory = self.transport.device.allocate(shape, flat.dtype)
-        if not part.has_output or not flat.elements:
+        blocks, shape = part.layout.output, part.operand.out_shape
+        memory = self.transport.device.allocate((blocks.size,) if blocks.is_strided else shape, part.operand.dtype)
+        if not part.has_output or not memory.size:
             memory[...] = 0
 
         def finish() -> np.ndarray:
             if part.op == "mean" and part.has_output:
                 np.divide(memory, part.collective.nranks, out=memory)
-            result = memory if flat.is_output_flat else np.ascontiguousarray(flat.shaped_output(memory))
+            result = np.ascontiguousarray(blocks.shaped(memory, shape)) if blocks.is_strided else memory
             result.flags.writeable = result.nbytes > SMALL_RESULT_BYTES
             return result
 
@@ -271,16 +277,6 @@ class MpiCall(AgreedExecutable):
             return failure.error(self._diagnosis.position(waits=False))
         text = f"MPI failed in {self._diagnosis.name}: {error}\n{self._diagnosis.table}"
         return FunccollError(text, self._diagnosis.call.source)
-
-
-def _parts(call: CollectiveCall, ranks: Communicator) -> Iterator[_MpiPart]:
-    """The parts of a collective, one for each operand."""
-    collective = call.schedule.collective
-    for operand in call.operands:
-        if operand.argument is None:
-            yield _MpiPart(ranks, collective)
-        else:
-            yield _MpiPart(ranks, collective, call.op, FlatOperand(operand, collective), operand.argument)
 
 
 def _view(dtype: np.dtype, combines: bool) -> tuple[np.dtype, str]:

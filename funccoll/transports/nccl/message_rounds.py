@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...runtime.collective_call import Operand
 from ...schedules.chunk_layout import ChunkLayout, Index, joined
 from ...schedules.schedule import Schedule
 from ...schedules.streams.instructions import Opcode
 from ...schedules.streams.streams import Streams
-from ..plans.flat_operand import FlatOperand
 from .gpu_arrays import NcclGpu
 
 __all__ = ["Fold", "MessageRounds"]
@@ -47,16 +47,17 @@ class _Round(NamedTuple):
 class MessageRounds:
     """One operand of a collective as this rank executes its messages."""
 
-    def __init__(self, nccl: Any, schedule: Schedule, flat: FlatOperand, op: str, rank: int, fold: Fold):
-        self.nccl, self.flat, self.op, self.rank, self.fold = nccl, flat, op, rank, fold
+    def __init__(self, nccl: Any, schedule: Schedule, operand: Operand, op: str, rank: int, fold: Fold):
+        self.nccl, self.operand, self.op, self.rank, self.fold = nccl, operand, op, rank, fold
         self.collective = schedule.collective
+        self.layout = operand.layout(self.collective)
         assert self.collective.channels == 1
         self.has_output = bool(self.collective.has_output(rank))
         streams = schedule.messages().verify()
-        # The blocks are contiguous, so the chunks of input and output are as well.
-        self._layout = ChunkLayout.of(self.collective, (flat.input_size,), flat.dtype.itemsize)
-        self._scratch = streams.schedule.scratch_chunks * self._layout.capacity
-        self.rounds = self._rounds_of(streams) if flat.elements else []
+        # In flat memory the blocks are contiguous, so the chunks of input and output are as well.
+        self._flat = ChunkLayout.of(self.collective, (operand.size,), operand.dtype.itemsize)
+        self._scratch = streams.schedule.scratch_chunks * self._flat.capacity
+        self.rounds = self._rounds_of(streams) if operand.size else []
 
     def _rounds_of(self, streams: Streams) -> list[_Round]:
         """This rank's stream, cut at its POSTs: the messages of each, and the combines after them."""
@@ -82,7 +83,7 @@ class MessageRounds:
 
         Both ends of a message, and all operands of a combine, are cut alike.
         """
-        row, layout = code // self.collective.nranks, self._layout
+        row, layout = code // self.collective.nranks, self._flat
         parts = [part + i * step for i in range(count)]
         chunks: list[Index] = [layout.index(row + i, p) for i, p in enumerate(parts)]
         if all(high - low == layout.capacity for low, high in (layout.parts[p] for p in parts[:-1])):
@@ -92,7 +93,7 @@ class MessageRounds:
 
     def run(self, communicator: Any, source: Any, gpu: NcclGpu) -> Any:
         """This rank's output; a rank that gets none has zeros. `communicator` is None where the group has one rank."""
-        shape, dtype = (self.flat.output_size,), self.flat.dtype
+        shape, dtype = (self._flat.output.size,), self.operand.dtype
         output = (gpu.allocate if self.has_output else gpu.zeros)(shape, dtype)
         memory = _Memory(gpu, source, output, gpu.allocate((self._scratch,), dtype))
         for messages in self.rounds:
@@ -105,10 +106,10 @@ class MessageRounds:
                     memory.view(*where)[...] = value
         if self.op in ("max", "min") and self.collective.nranks == 1:  # a fold of one has the canonical NaN, too
             output = self.fold(self.op, [output], 1)
-        return self.flat.shaped_output(output)
+        return self.layout.output.shaped(output, self.operand.out_shape)
 
     def _exchange(self, messages: _Round, communicator: Any, memory: _Memory, stream: int) -> None:
-        itemsize, byte = self.flat.dtype.itemsize, self.nccl.NCCL_UINT8
+        itemsize, byte = self.layout.itemsize, self.nccl.NCCL_UINT8
         self.nccl.groupStart()
         try:
             for peer, (begin, end) in messages.sends:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ...schedules.collective import KINDS
-from ..plans.flat_operand import FlatOperand
+from ...runtime.collective_call import Operand
+from ...schedules.collective import KINDS, Collective
 from .gpu_arrays import NcclGpu
 
 __all__ = ["ALGORITHM", "LABEL", "NativeOperand", "is_native"]
@@ -46,30 +46,30 @@ def is_native(kind: str, op: str, dtype: np.dtype, algorithm: str) -> bool:
 class NativeOperand:
     """One operand of a native collective, on one rank of its group."""
 
-    def __init__(self, nccl: Any, flat: FlatOperand, op: str, rank: int):
-        self.nccl, self.flat, self.op, self.rank = nccl, flat, op, rank
-        self.collective = flat.collective
-        self.has_output = bool(self.collective.has_output(rank))
-        self.is_empty = flat.elements == 0
+    def __init__(self, nccl: Any, operand: Operand, collective: Collective, op: str, rank: int):
+        self.nccl, self.operand, self.collective, self.op, self.rank = nccl, operand, collective, op, rank
+        self.layout = operand.layout(collective)
+        self.has_output = bool(collective.has_output(rank))
+        self.is_empty = operand.size == 0
 
     def make_output(self, gpu: NcclGpu) -> Any:
         """The flat memory of the output: zeros on a rank that gets none."""
-        shape = (self.flat.output_size,)
-        return (gpu.allocate if self.has_output and not self.is_empty else gpu.zeros)(shape, self.flat.dtype)
+        shape = (self.layout.output.size,)
+        return (gpu.allocate if self.has_output and not self.is_empty else gpu.zeros)(shape, self.operand.dtype)
 
     def enqueue(self, communicator: Any, source: int, output: int, stream: int) -> None:
         """Call NCCL, inside of a group, with the addresses of the flat input and output."""
-        kind, nccl, flat = self.collective.kind, self.nccl, self.flat
-        nbytes, root = flat.elements * flat.dtype.itemsize, int(self.collective.root)
+        kind, nccl, count = self.collective.kind, self.nccl, self.layout.input.elements
+        nbytes, root = count * self.layout.itemsize, int(self.collective.root)
         if self.collective.meaning.combines:
-            dtype, op = getattr(nccl, _DTYPES[flat.dtype.name]), getattr(nccl, _OPS[self.op])
+            dtype, op = getattr(nccl, _DTYPES[self.operand.dtype.name]), getattr(nccl, _OPS[self.op])
             if kind == "all_reduce":
-                communicator.allReduce(source, output, flat.elements, dtype, op, stream)
+                communicator.allReduce(source, output, count, dtype, op, stream)
             elif kind == "reduce":
-                communicator.reduce(source, output, flat.elements, dtype, op, root, stream)
+                communicator.reduce(source, output, count, dtype, op, root, stream)
             else:
                 assert kind == "reduce_scatter", kind
-                communicator.reduceScatter(source, output, flat.elements, dtype, op, stream)
+                communicator.reduceScatter(source, output, count, dtype, op, stream)
         elif kind == "all_gather":
             communicator.allGather(source, output, nbytes, nccl.NCCL_UINT8, stream)
         elif kind == "broadcast":
@@ -98,4 +98,4 @@ class NativeOperand:
         """The output as an array: a mean is divided where its sum is."""
         if self.op == "mean" and self.has_output:
             output /= self.collective.nranks
-        return self.flat.shaped_output(output)
+        return self.layout.output.shaped(output, self.operand.out_shape)

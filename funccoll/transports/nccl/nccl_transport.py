@@ -19,7 +19,6 @@ from ...platforms.device import GpuDevice
 from ...runtime.collective_call import CollectiveCall, Operand, bind_arguments
 from ...runtime.transport import AgreedExecutable, AgreedTransport
 from ...schedules.schedule import build
-from ..plans.flat_operand import FlatOperand
 from ..shm.collective_group import CollectiveGroup
 from ..shm.diagnosis import Diagnosis
 from ..shm.shm_transport import SharedMemoryTransport
@@ -94,14 +93,15 @@ def _all_gather(record: np.ndarray, mesh: Mesh, host: SharedMemoryTransport) -> 
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """One operand of one collective, on this rank: where its input comes from, and what is executed."""
+    """One operand of one collective, on this rank, and what is executed. A barrier's is a byte of its own."""
 
     groups: ReplicaGroups
-    flat: FlatOperand
-    source: int | None
-    """Argument `source` of the call, or result ~source of it; None for a barrier, which reads a byte of its own."""
-    native: NativeOperand | None
-    rounds: MessageRounds | None
+    executed: NativeOperand | MessageRounds
+
+    @property
+    def argument(self) -> int | None:
+        """Its input: see `Operand`."""
+        return self.executed.operand.argument
 
 
 class NcclCall(AgreedExecutable):
@@ -133,16 +133,13 @@ class NcclCall(AgreedExecutable):
         rank = members.index(job.world.rank)
         if call.is_barrier:
             everywhere = build("all_reduce", len(members)).collective
-            flat = FlatOperand(Operand((1,), (1,), _BYTE), everywhere)
-            yield _Part(call.groups, flat, None, NativeOperand(job.nccl, flat, "max", rank), None)
+            yield _Part(call.groups, NativeOperand(job.nccl, Operand((1,), (1,), _BYTE), everywhere, "max", rank))
             return
         for operand in call.operands:
-            flat = FlatOperand(operand, schedule.collective)
             if len(members) > 1 and is_native(call.kind, op, operand.dtype, call.native):
-                yield _Part(call.groups, flat, operand.argument, NativeOperand(job.nccl, flat, op, rank), None)
+                yield _Part(call.groups, NativeOperand(job.nccl, operand, schedule.collective, op, rank))
             else:
-                rounds = MessageRounds(job.nccl, schedule, flat, op, rank, job.fold)
-                yield _Part(call.groups, flat, operand.argument, None, rounds)
+                yield _Part(call.groups, MessageRounds(job.nccl, schedule, operand, op, rank, job.fold))
 
     def __call__(self, *arrays: Any) -> tuple[Any, ...]:
         """This rank's results, which the GPU may not have computed yet.
@@ -181,17 +178,23 @@ class NcclCall(AgreedExecutable):
 
     def _input(self, part: _Part, arrays: Sequence[Any], results: Sequence[Any]) -> Any:
         """The flat input of a part."""
-        if part.source is None:
+        argument, wanted = part.argument, part.executed.operand.dtype
+        if argument is None:
             return self.job.gpu.zeros((1,), _BYTE)
-        value = arrays[part.source] if part.source >= 0 else results[~part.source]
-        return part.flat.flat_input(value, self.job.gpu.contiguous)
+        value = arrays[argument] if argument >= 0 else results[~argument]
+        flat = part.executed.layout.input.flat(value, self.job.gpu.contiguous)
+        assert flat.dtype == wanted, f"an array of {flat.dtype}, and the call was compiled for {wanted}"
+        return flat
 
     def _run(
         self, parts: Sequence[_Part], communicators: Mapping[ReplicaGroups, Any], sources: Sequence[Any]
     ) -> list[Any]:
         """The results of parts: the native ones as one group of each communicator, and then the others."""
         gpu, nccl = self.job.gpu, self.job.nccl
-        native = [(p, p.native, s, p.native.make_output(gpu)) for p, s in zip(parts, sources, strict=True) if p.native]
+        native = [
+            (part, part.executed, source, part.executed.make_output(gpu))
+            for part, source in zip(parts, sources, strict=True) if isinstance(part.executed, NativeOperand)
+        ]  # fmt: skip
         groups: dict[Any, list[Any]] = {}
         for part, operand, source, output in native:
             if not operand.is_empty and (communicator := communicators[part.groups]) is not None:
@@ -204,8 +207,8 @@ class NcclCall(AgreedExecutable):
                     operand.enqueue(communicator, source, output, gpu.stream())
             finally:
                 nccl.groupEnd()
-        made = {part: operand.finish(output) for part, operand, _, output in native if part.source is not None}
+        made = {part: operand.finish(output) for part, operand, _, output in native if part.argument is not None}
         for part, source in zip(parts, sources, strict=True):
-            if part.rounds is not None:
-                made[part] = part.rounds.run(communicators[part.groups], source, gpu)
+            if isinstance(part.executed, MessageRounds):
+                made[part] = part.executed.run(communicators[part.groups], source, gpu)
         return [made[part] for part in parts if part in made]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ...schedules.chunk_layout import ChunkLayout, StridedRange
 from ...schedules.streams.instructions import NO_CELL, NO_COPY, MemoryOperand, Opcode
 from .planned_collective import PlannedCollective
-from .staging import Part, is_strided
+from .staging import Part
 from .transit import Message, Transit, pieces
 
 __all__ = ["SegmentWriter", "Written", "write_collective"]
@@ -254,7 +254,7 @@ class SegmentWriter:
         is_input, block = row < c.input_chunks, int(c.blocks_of_rows[row])
         ranges = (layout.input if is_input else layout.output).ranges(block, low, high)
         if is_input and self.collective.shared is not None:
-            if ranges and not is_strided(layout):
+            if ranges and not layout.input.is_strided:
                 ranges = [ranges[0]._replace(start=0)]
             yield from ((row, strided) for strided in ranges)
         else:

@@ -43,7 +43,7 @@ CPU = Target(combine_address)
 def layouts_of(schedule: Schedule, operands: Sequence[Operand]) -> list[ChunkLayout]:
     """The layouts of a collective's arrays."""
     kind = schedule.collective
-    layouts = [ChunkLayout.of(kind, o.shape, o.dtype.itemsize, o.dim, o.concat_dim) for o in operands]
+    layouts = [operand.layout(kind) for operand in operands]
     if len(layouts) > 1 and kind.input_blocks == kind.output_blocks == 1 and schedule.prove().left_fold:
         layouts = cut_as_one(layouts)
     return layouts

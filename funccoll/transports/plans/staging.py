@@ -29,7 +29,7 @@ from ...schedules.streams.instructions import NO_COPY
 from ...schedules.streams.streams import Streams
 
 __all__ = [
-    "COMBINING", "COPYING", "Part", "is_strided", "reads_directly", "segments_of", "shared_chunks", "staged_parts",
+    "COMBINING", "COPYING", "Part", "reads_directly", "segments_of", "shared_chunks", "staged_parts",
 ]  # fmt: skip
 
 _STAGED_BYTES = 1 << 14
@@ -73,11 +73,6 @@ def reads_directly(kind: str, layouts: Sequence[ChunkLayout], direct_reads: Dire
     return 0 < least <= sum(rows) / len(rows)
 
 
-def is_strided(layout: ChunkLayout) -> bool:
-    """True when the chunks of an input are strided."""
-    return layout.input.outer > 1
-
-
 def shared_chunks(streams: Streams, rank: int) -> dict[int, int]:
     """The chunks of a rank's input that peers read, each with the row of its own output that it becomes, or -1."""
     c, p = streams.schedule.collective, streams.schedule.nranks
@@ -106,11 +101,11 @@ def staged_parts(segment: Mapping[int, ChunkLayout], shared: Mapping[int, int]) 
         parts = found[number] = list[Part]()
         for chunk in range(layout.collective.input_chunks):
             low, high = _range(layout, chunk)
-            if is_strided(layout):  # its address is the array's: it is copied whole when it is bound
+            if layout.input.is_strided:  # its address is the array's: it is copied whole when it is bound
                 parts.append(Part(chunk, 0))
             elif high > low and chunk not in shared:
                 parts.append(Part(chunk, low))
-            elif high > low and shared[chunk] >= 0 and layout.output.outer == 1:
+            elif high > low and shared[chunk] >= 0 and not layout.output.is_strided:
                 parts.append(Part(chunk, low, high - low, _range(layout, shared[chunk])[0], in_output=True))
             elif high > low:
                 parts.append(Part(chunk, low, high - low, nbytes))

@@ -292,7 +292,7 @@ class _Bindings:
             if operand.argument is None:
                 self._empty += argument, output
                 continue
-            is_staged = collective.shared is not None and not staging.is_strided(collective.layouts[i])
+            is_staged = collective.shared is not None and not collective.layouts[i].input.is_strided
             how = LEFT_TO_STAGE if is_staged or not _is_read_by_others(collective) else UNALLOCATED
             if collective.reads_directly and _is_read_by_others(collective):
                 how = READ_DIRECTLY
