@@ -68,24 +68,24 @@ def build_launch_plan(
     scratch: dict[int, int] = {}
     next_slot, first_array, most = 0, 0, 0
     for call in calls:
-        layouts, segments = cut_in_channels(call, channels)
+        segments = cut_in_channels(call, channels)
         for g, members in enumerate(groups):
             for c in range(channels):
                 first = next_slot
                 for r, device in enumerate(members):
                     block = device * channels + c
                     communicator = Communicator(0, tuple(members), r, control[g][c])
-                    planned = PlannedCollective(call, layouts, communicator, 0, first, [segments[c]], target=target)
+                    planned = PlannedCollective(call, communicator, first, [segments[c]], target=target)
                     written = write_collective(codes[block], [], planned, bases[block])
                     bases[block], most, next_slot = written.base, max(most, written.max_operands), first + planned.slot_count
-                    for i, layout in enumerate(layouts):
+                    for i, operand in enumerate(call.operands):
                         inputs[first_array + i, device, c] = planned.slot(r, 0, i)
                         outputs[first_array + i, device, c] = planned.output_slot(r, i)
                         capacity = segments[c][i].capacity if i in segments[c] else 0
-                        nbytes = capacity * call.schedule.scratch_chunks * layout.itemsize
+                        nbytes = capacity * call.schedule.scratch_chunks * operand.dtype.itemsize
                         if nbytes:
                             scratch[planned.scratch_slot(r, i)] = nbytes
-        first_array += len(layouts)
+        first_array += len(call.operands)
     for block, code in codes.items():
         code += Opcode.ADVANCE.encode(communicator=0, span=bases[block])
         code += Opcode.END.encode()
@@ -99,9 +99,9 @@ def _control_bytes(groups: Sequence[Sequence[int]]) -> int:
     return ControlBlock(0, max(map(len, groups))).nbytes
 
 
-def cut_in_channels(call: CollectiveCall, channels: int) -> tuple[list[ChunkLayout], list[dict[int, ChunkLayout]]]:
-    """The layouts of all arrays, and those of each channel's segment of them."""
+def cut_in_channels(call: CollectiveCall, channels: int) -> list[dict[int, ChunkLayout]]:
+    """The layouts of each channel's segment of the arrays."""
     layouts = layouts_of(call.schedule, call.operands)
     if channels == 1 or not any(math.prod(operand.shape) for operand in call.operands):
-        return layouts, [dict(enumerate(layouts)), *[{}] * (channels - 1)]
-    return layouts, in_segments(layouts, channels)
+        return [dict(enumerate(layouts)), *[{}] * (channels - 1)]
+    return in_segments(layouts, channels)

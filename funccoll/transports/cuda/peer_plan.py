@@ -73,7 +73,7 @@ def build_peer_plan(call: CollectiveCall, rank: int, counters: Sequence[Sequence
     `counters` has for each channel the address of every rank's counter, as this rank reads it.
     """
     schedule, nranks, channels = call.schedule, call.schedule.nranks, len(counters)
-    layouts, segments = cut_in_channels(call, channels)
+    segments = cut_in_channels(call, channels)
     scratch = {
         (i, c): layout.capacity * schedule.scratch_chunks * layout.itemsize
         for c, segment in enumerate(segments) for i, layout in segment.items()
@@ -82,12 +82,12 @@ def build_peer_plan(call: CollectiveCall, rank: int, counters: Sequence[Sequence
     touched = [_touched(call, r, bool(chunks[r]), scratch) for r in range(nranks)]
     combines = dict[Combine, int]()
     target = Target(lambda op, dtype: combines.setdefault((op, dtype), len(combines)), publishes=False, has_non_temporal=False)
-    narrays, mine = len(layouts), touched[rank]
+    narrays, mine = len(call.operands), touched[rank]
     inputs, outputs = (np.zeros((narrays, channels), np.int64) for _ in range(2))
     places, codes, next_slot, most = dict[int, tuple[int, int]](), list[np.ndarray](), 0, 0
     for c, segment in enumerate(segments):
         communicator = Communicator(0, tuple(members), rank, PeerCounters(0, nranks, addresses=tuple(counters[c])))
-        planned = PlannedCollective(call, layouts, communicator, 0, next_slot, [segment], target=target)
+        planned = PlannedCollective(call, communicator, next_slot, [segment], target=target)
         copies, results = (next_slot + planned.slot_count + k * narrays for k in range(2))
         next_slot += planned.slot_count + 2 * narrays
         for r, found in enumerate(touched):

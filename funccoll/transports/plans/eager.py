@@ -59,11 +59,11 @@ def write_eagerly(
 
     Returns where the code of each begins, too.
     """
-    offsets = _offsets([layout for collective in collectives for layout in collective.layouts])
+    offsets = _offsets([layout for collective in collectives for layout in collective.segments[0].values()])
     entry, writers = _SharedCell(collectives[0], ring), list[_EagerWriter]()
     for collective in collectives:
         writers.append(_EagerWriter(code, [], collective, base, entry=entry, offsets=offsets))
-        offsets = offsets[len(collective.layouts) :]
+        offsets = offsets[collective.arrays :]
     first, starts = writers[0], [len(code)]
     first.reserve()
     for writer in writers:
@@ -120,7 +120,7 @@ class _EagerWriter(SegmentWriter):
     def fill(self) -> None:
         """Copy what peers read into this rank's cell."""
         if shared_chunks(self.collective.streams, self.rank):
-            for number, layout in enumerate(self.collective.layouts):
+            for number, layout in self.layouts.items():
                 nbytes = layout.input.size * layout.itemsize
                 if nbytes:
                     source = [MemoryOperand(self.collective.argument_slot(number), 0, 0)]

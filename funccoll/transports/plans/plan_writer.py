@@ -77,7 +77,7 @@ class SegmentWriter:
 
     def write(self, following: SegmentWriter | None) -> None:
         """Write the whole segment; the following one is copied as soon as peers can read this one."""
-        s, rank, hash = self.collective.streams, self.rank, self.collective.hash
+        s, rank = self.collective.streams, self.rank
         assert s.schedule.channels == 1, "one stream for each rank"
         begin, end = int(s.start[rank]), int(s.start[rank + 1])
         self.known.add(rank)
@@ -91,11 +91,11 @@ class SegmentWriter:
                 if peer not in self.checked and self.collective.target.publishes:
                     # A peer that is waited for must be in the same call, also when none of its buffers is touched.
                     self.checked.add(peer)
-                    self.emit_value(Opcode.CHECK, 0, line=self.control.line(peer), hash=hash, rank=member)
+                    self.emit_value(Opcode.CHECK, 0, line=self.control.line(peer), hash=self.collective.hash, rank=member)
             if i == begin:
                 self.stage_addresses()
                 if self.collective.target.publishes:
-                    self.enter(hash)
+                    self.enter(self.collective.hash)
             elif s.opcode[i] == Opcode.COMBINE:
                 self.combine(i)
             elif s.opcode[i] == Opcode.POST:
@@ -166,7 +166,7 @@ class SegmentWriter:
                 self.known.add(peer)
                 self.read_peer(peer)
         self.max_operands = max(self.max_operands, len(dsts) + len(srcs) + 1)
-        sign = -1 if c.non_temporal else 1
+        sign = -1 if c.target.has_non_temporal and c.exceeds_caches else 1
         op = c.call.op
         divisor = p if op == "mean" and len(srcs) > 1 and s.completes[i] else 0
         root = s.schedule.collective.root

@@ -17,7 +17,7 @@ from ...schedules.streams.streams import Streams
 from .control_block import Communicator
 from .staging import Part, staged_parts
 
-__all__ = ["CPU", "EAGER_SPAN", "NON_TEMPORAL", "PlannedCollective", "Target", "layouts_of"]
+__all__ = ["CPU", "EAGER_SPAN", "PlannedCollective", "Target", "exceeds_caches", "layouts_of"]
 
 EAGER_SPAN = 2
 """The advance of a rank's counter in an eager collective: 1 when its cell is published, 2 when it has its results."""
@@ -49,6 +49,16 @@ def layouts_of(schedule: Schedule, operands: Sequence[Operand]) -> list[ChunkLay
     return layouts
 
 
+def exceeds_caches(operands: Sequence[Operand], communicator: Communicator) -> bool:
+    """True where all ranks of this host together read and write more than the caches hold.
+
+    Then results are written with non-temporal stores, and are worth sharing also when they are made anew. In the caches it
+    costs more than it saves to write where others have read, because their copies of each line go first.
+    """
+    nbytes = sum(operand.nbytes + operand.out_nbytes for operand in operands)
+    return len(communicator.neighbours) * nbytes >= NON_TEMPORAL * communicator.cache_bytes
+
+
 @dataclass(frozen=True)
 class PlannedCollective:
     """A call of one rank, with everything that its code depends on.
@@ -59,10 +69,7 @@ class PlannedCollective:
     """
 
     call: CollectiveCall
-    layouts: Sequence[ChunkLayout]
     communicator: Communicator
-    hash: int
-    """A hash of the call, the same on all ranks: a peer that shows another one runs something else."""
     first_slot: int
     segments: Sequence[Mapping[int, ChunkLayout]]
     """The layouts of a range of every chunk, by the number of each array that has a part of it; one for all of the arrays where
@@ -84,6 +91,11 @@ class PlannedCollective:
         """The schedule that is executed."""
         return self.call.schedule if self.one_result is None else self.one_result.schedule
 
+    @cached_property
+    def hash(self) -> int:
+        """A hash of the call, the same on all ranks: a peer that shows another one runs something else."""
+        return self.call.hash(self.segments, self.lends or self.one_result is not None)
+
     @property
     def span(self) -> int:
         """The advance of a rank's counter in it, or in each of its segments."""
@@ -97,11 +109,9 @@ class PlannedCollective:
         return self.schedule.streams(self.communicator.hosts).verify()
 
     @cached_property
-    def non_temporal(self) -> bool:
-        """True when all ranks of this host together read and write more than the caches hold."""
-        ranks = len(self.communicator.neighbours)
-        nbytes = ranks * sum((layout.input.size + layout.output.size) * layout.itemsize for layout in self.layouts)
-        return self.target.has_non_temporal and nbytes >= NON_TEMPORAL * self.communicator.cache_bytes
+    def exceeds_caches(self) -> bool:
+        """See `exceeds_caches`."""
+        return exceeds_caches(self.call.operands, self.communicator)
 
     @cached_property
     def staged(self) -> list[tuple[Mapping[int, Sequence[Part]], int]]:
@@ -121,10 +131,15 @@ class PlannedCollective:
     @property
     def overflow_bytes(self) -> int:
         """Bytes of the addresses that a rank publishes, when its control line is too small for them; else 0."""
-        published = 8 * self.slot_width * len(self.layouts) if not self.is_eager else 0
+        published = 8 * self.slot_width * self.arrays if not self.is_eager else 0
         return published if published > self.communicator.control.table_bytes else 0
 
     # ------------------------------------------------------------ slots
+
+    @property
+    def arrays(self) -> int:
+        """The number of operands."""
+        return len(self.call.operands)
 
     @cached_property
     def input_slots(self) -> int:
@@ -144,8 +159,7 @@ class PlannedCollective:
     @property
     def slot_count(self) -> int:
         """All slots."""
-        arrays = len(self.layouts)
-        return arrays * self.slot_stride + (0 if self.shared is None else arrays + 2)
+        return self.arrays * self.slot_stride + (0 if self.shared is None else self.arrays + 2)
 
     def slot(self, rank: int, number: int = 0, array: int = 0) -> int:
         """One of a rank's slots for an array; the first is the input's, or its first chunk's."""
@@ -154,7 +168,7 @@ class PlannedCollective:
     def rank_of(self, slot: int) -> int | None:
         """The rank to which a slot belongs; None for those that only this rank has, and for another collective's."""
         array, place = divmod(slot - self.first_slot, self.slot_stride)
-        return place // self.slot_width if 0 <= array < len(self.layouts) else None
+        return place // self.slot_width if 0 <= array < self.arrays else None
 
     def output_slot(self, rank: int, array: int) -> int:
         """The slot of a rank's output."""
@@ -167,12 +181,12 @@ class PlannedCollective:
     def argument_slot(self, array: int) -> int:
         """The slot of this rank's argument, as it is bound."""
         rank = self.communicator.rank
-        return self.slot(rank, 0, array) if self.shared is None else self.staging_slot - len(self.layouts) + array
+        return self.slot(rank, 0, array) if self.shared is None else self.staging_slot - self.arrays + array
 
     @property
     def staging_slot(self) -> int:
         """The slot of the staging buffer."""
-        return self.first_slot + len(self.layouts) * (self.slot_stride + 1)
+        return self.first_slot + self.arrays * (self.slot_stride + 1)
 
     @property
     def unused_slot(self) -> int:

@@ -22,7 +22,7 @@ from ..plans import staging
 from ..plans.control_block import CellRing, Communicator
 from ..plans.eager import ring_of, write_eagerly
 from ..plans.plan_writer import write_collective
-from ..plans.planned_collective import NON_TEMPORAL, PlannedCollective, layouts_of
+from ..plans.planned_collective import PlannedCollective, exceeds_caches, layouts_of
 from ..plans.transit import Message
 from .arena import LENDABLE
 
@@ -177,7 +177,7 @@ def _planned(
     is_eager = ring_of([schedule], layouts_of(schedule, operands), communicator) is not None
     can_share = shares_results and not is_eager and not communicator.hosts and all(_is_large(operand) for operand in operands)
     lends = can_share and copies_root(schedule)
-    one_result = with_one_result(schedule) if can_share and _exceeds_caches(operands, communicator) else None
+    one_result = with_one_result(schedule) if can_share and exceeds_caches(operands, communicator) else None
     if one_result is not None:
         schedule = one_result.schedule
     kind, layouts = schedule.collective, layouts_of(schedule, operands)
@@ -194,8 +194,8 @@ def _planned(
         streams = schedule.streams().verify() if one_result is None else one_result
         shared = staging.shared_chunks(streams, communicator.rank)
     return PlannedCollective(
-        call, layouts, communicator, call.hash(segments, lends or one_result is not None), first_slot, segments,
-        shared, reads_directly=direct, is_eager=is_eager, one_result=one_result, lends=lends,
+        call, communicator, first_slot, segments, shared, reads_directly=direct, is_eager=is_eager, one_result=one_result,
+        lends=lends,
     )  # fmt: skip
 
 
@@ -212,7 +212,7 @@ def _entries(planned: Sequence[PlannedCollective]) -> Iterator[tuple[Sequence[Pl
         while end < len(planned) and planned[end].is_eager and planned[end].communicator is first.communicator:
             if any(o.argument is not None and o.argument < 0 and ~o.argument >= results for o in planned[end].call.operands):
                 break
-            layouts = [layout for collective in planned[begin : end + 1] for layout in collective.layouts]
+            layouts = [layout for collective in planned[begin : end + 1] for layout in collective.segments[0].values()]
             larger = ring_of([collective.schedule for collective in planned[begin : end + 1]], layouts, first.communicator)
             if larger is None:
                 break
@@ -222,23 +222,14 @@ def _entries(planned: Sequence[PlannedCollective]) -> Iterator[tuple[Sequence[Pl
         results += sum(o.argument is not None for collective in entered for o in collective.call.operands)
 
 
-def _exceeds_caches(operands: Sequence[Operand], communicator: Communicator) -> bool:
-    """True where the results of all ranks are worth sharing also when they are made anew: they do not fit into the caches.
-
-    In the caches it costs more than it saves to write where others have read, because their copies of each line go first.
-    """
-    nbytes = sum(o.nbytes + o.out_nbytes for o in operands)
-    return len(communicator.members) * nbytes >= NON_TEMPORAL * communicator.cache_bytes
-
-
 def _shared_result(collective: PlannedCollective, i: int) -> SharedResult:
     """Array i of a collective whose results are shared."""
     members = collective.communicator.members
     if collective.one_result is not None:
         return SharedResult(members, members[HOLDER], collective.output_slot(HOLDER, i), None)
     root, operands = collective.schedule.collective.root, collective.call.operands
-    always = _exceeds_caches(operands, collective.communicator)
-    return SharedResult(members, members[root], collective.scratch_slot(root, i), operands[i].argument, always)
+    argument, slot = operands[i].argument, collective.scratch_slot(root, i)
+    return SharedResult(members, members[root], slot, argument, collective.exceeds_caches)
 
 
 def _hash(collectives: Sequence[PlannedCollective]) -> int:
@@ -280,7 +271,7 @@ class _Bindings:
         has_output = bool(call.schedule.collective.has_output(rank))
         if collective.one_result is not None:
             has_output = rank == HOLDER
-        elif collective.lends and _exceeds_caches(call.operands, collective.communicator):
+        elif collective.lends and collective.exceeds_caches:
             has_output = rank == collective.schedule.collective.root  # it always lends one
         if collective.shared is not None:
             self.allocate(collective.staging_bytes, collective.staging_slot)
@@ -292,7 +283,7 @@ class _Bindings:
             if operand.argument is None:
                 self._empty += argument, output
                 continue
-            is_staged = collective.shared is not None and not collective.layouts[i].input.is_strided
+            is_staged = collective.shared is not None and not operand.layout(collective.schedule.collective).input.is_strided
             how = LEFT_TO_STAGE if is_staged or not _is_read_by_others(collective) else UNALLOCATED
             if collective.reads_directly and _is_read_by_others(collective):
                 how = READ_DIRECTLY

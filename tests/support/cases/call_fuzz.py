@@ -33,6 +33,7 @@ from funccoll import P
 from funccoll.config import NATIVE
 from funccoll.core.c_extension import extension
 from funccoll.core.mesh import Mesh
+from funccoll.transports.plans import planned_collective
 from funccoll.transports.shm import arena, heap, plan
 from tests.support.cases.collective_cases import BF16, has_op, sample
 
@@ -384,7 +385,7 @@ def share_from(nbytes: int) -> None:
     """Let ranks share the results of this many bytes, before there is a heap: such large ones are few."""
     for module in (arena, heap, plan):
         module.LENDABLE = nbytes
-    plan.NON_TEMPORAL = 0
+    planned_collective.NON_TEMPORAL = 0
 
 
 def run(paths: Sequence[str], seed: int, n: int, calls: int, native: str, share_from: int) -> list[int]:

@@ -20,7 +20,8 @@ import numpy as np
 import funccoll as fc
 from funccoll import P
 from funccoll.core.mesh import Mesh
-from funccoll.transports.shm import arena, heap, lending, plan
+from funccoll.transports.plans import planned_collective
+from funccoll.transports.shm import arena, heap, lending
 from funccoll.transports.shm.arena import LENDABLE
 from funccoll.transports.shm.recorded_kernel import RecordedKernel
 
@@ -30,7 +31,7 @@ assert COUNT % 8 == 0
 
 def share_all() -> None:
     """Let this process share every result that can be lent, as large ones are."""
-    plan.NON_TEMPORAL = 0
+    planned_collective.NON_TEMPORAL = 0
 
 
 def jitted(fn: Callable[..., Any], mesh: Mesh, out_specs: P = P(), **options: Any) -> Any:
