@@ -39,7 +39,7 @@ from .excepthook import print_folded, report_exception
 from .failure import Failure
 from .host import PEER_FAILURE_EXIT_CODE
 from .packets import FramedSocket, receive, send
-from .rpc import Rpc
+from .rpc import Question, Rpc
 
 __all__ = ["FULL_MESH", "FailureDetector"]
 
@@ -208,6 +208,10 @@ class FailureDetector:
     def ask_all(self, ranks: Iterable[int], question: dict[str, Any], timeout: float) -> dict[int, dict[str, Any]]:
         """Ask several ranks at once. Returns the answers of those that answer in `timeout` seconds."""
         return self._rpc.ask(ranks, question, timeout)
+
+    def open_question(self, ranks: Iterable[int], question: dict[str, Any]) -> Question:
+        """A question to ranks, which is to be sent: it takes answers however late they come."""
+        return self._rpc.open(ranks, question)
 
     def stack_of(self, rank: int) -> str:
         """Where another rank's threads are now; "" when it does not answer: it is stopped, or in C code that holds the GIL."""

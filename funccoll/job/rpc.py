@@ -9,11 +9,43 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
+from ..core.weak_values import WeakValues
 from .stacks import stacks
 
-__all__ = ["Rpc"]
+__all__ = ["Question", "Rpc"]
 
 _LONGEST = 16_000  # characters of a stack
+
+
+class Question:
+    """A question of this rank's to some others. Answers are taken as long as it exists, however late they come."""
+
+    def __init__(self, ranks: Iterable[int], ask: Callable[[int], bool]):
+        """`ask` sends it to a rank; False when that cannot be."""
+        self.answers: dict[int, dict[str, Any]] = {}
+        """The last answer of each rank that `take` has taken."""
+        self.arrived: queue.SimpleQueue[tuple[int, dict[str, Any] | None]] = queue.SimpleQueue()
+        """(rank, answer), with None of one from which none is to be expected."""
+        self._ranks, self._ask = set(ranks), ask
+        self._expected: set[int] = set()
+
+    def send(self) -> None:
+        """Ask all of the ranks, also those that have been asked before."""
+        self._expected = set(self._ranks)
+        for rank in sorted(self._expected):
+            if not self._ask(rank):
+                self.arrived.put((rank, None))
+
+    def take(self, timeout: float = 0.0) -> dict[int, dict[str, Any]]:
+        """Wait until all ranks have answered, `timeout` seconds at most. Returns the answers until now."""
+        end = time.monotonic() + timeout
+        with suppress(queue.Empty):
+            while self._expected or not self.arrived.empty():
+                rank, answer = self.arrived.get(timeout=max(end - time.monotonic(), 0))
+                self._expected.discard(rank)
+                if answer is not None:
+                    self.answers[rank] = answer
+        return self.answers
 
 
 class Rpc:
@@ -28,27 +60,20 @@ class Rpc:
         """Functions that answer questions, by their "kind". An answer has 128 KiB at most, and None stands for none."""
         self._ended: set[int] = set()
         self._numbers = itertools.count()
-        self._asked: dict[int, tuple[set[int], queue.SimpleQueue]] = {}  # ranks that have yet to answer, by number
+        self._asked: WeakValues[int, Question] = WeakValues()  # by number
+
+    def open(self, ranks: Iterable[int], question: dict[str, Any]) -> Question:
+        """A question to ranks, which is to be sent."""
+        message = {"kind": "ask", "by": self.rank, "number": (number := next(self._numbers)), "question": question}
+        ask = lambda rank: rank not in self._ended and self._pass_on(rank, {**message, "of": rank})
+        made = self._asked[number] = Question(ranks, ask)
+        return made
 
     def ask(self, ranks: Iterable[int], question: dict[str, Any], timeout: float) -> dict[int, dict[str, Any]]:
         """The answers of those of the ranks that answer within `timeout` seconds."""
-        number, end, answers = next(self._numbers), time.monotonic() + timeout, {}
-        open_, arrived = set(ranks) - self._ended, queue.SimpleQueue()
-        self._asked[number] = open_, arrived
-        try:
-            for rank in sorted(open_):
-                message = {"kind": "ask", "of": rank, "by": self.rank, "number": number, "question": question}
-                if not self._pass_on(rank, message):
-                    arrived.put((rank, None))
-            with suppress(queue.Empty):
-                while open_ - set(answers):
-                    rank, answer = arrived.get(timeout=max(end - time.monotonic(), 0))
-                    open_.discard(rank)
-                    if answer is not None:
-                        answers[rank] = answer
-        finally:
-            del self._asked[number]
-        return answers
+        asked = self.open(ranks, question)
+        asked.send()
+        return asked.take(timeout)
 
     def hear(self, message: dict[str, Any]) -> None:
         """Answer a question, take an answer, or pass either on to the rank for which it is."""
@@ -63,11 +88,10 @@ class Rpc:
                 answer = handler(question) if handler else None
             self._pass_on(int(message["by"]), {**message, "kind": "answer", "question": None, "answer": answer})
         elif (asked := self._asked.get(message["number"])) is not None:
-            asked[1].put((int(message["of"]), message["answer"]))
+            asked.arrived.put((int(message["of"]), message["answer"]))
 
     def end(self, rank: int) -> None:
         """Expect no answers of a rank: it has ended."""
         self._ended.add(rank)
-        for open_, arrived in list(self._asked.values()):
-            if rank in open_:
-                arrived.put((rank, None))
+        for asked in self._asked.values():
+            asked.arrived.put((rank, None))

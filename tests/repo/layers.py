@@ -119,7 +119,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "transports.shm": (
         ("uninterrupted",), ("arena",), ("heap",), ("peer_access", "wait_graph"), ("plan",),
         ("decision_log", "passed_arguments"), ("process_notes",),
-        ("communicators", "results", "recorded_kernel"), ("diagnosis", "plan_fast_path"),
+        ("communicators", "results", "recorded_kernel"), ("diagnosis", "plan_fast_path", "suspicion"),
         ("lending", "decisions", "first_calls"), ("collective_group",), ("entry", "values"), ("shm_transport",),
     ),
     "transports.mpi": (("mpi_library",), ("mpi_collectives",), ("mpi_transport",)),

@@ -51,10 +51,10 @@ from .plan_fast_path import TUPLE_HEAD, PlanFastPath
 from .recorded_kernel import RecordedKernel
 from .results import UNSHARED_REFCOUNT as MEASURED_REFCOUNT
 from .results import ResultPool, new_result
+from .suspicion import Suspicion
 
 __all__ = ["CollectiveGroup"]
 
-_SUSPICIOUS = 0.5  # seconds after which a rank of another host is asked what it runs, and again after twice the time
 _SILENT = 1.0  # seconds without a message after which a rank of another host that left has sent its last one
 _NEWS_TIMEOUT = 1.0  # seconds in which the news of a rank's end follows on a message that failed
 # Spinning longer makes things worse on a busy machine (measured): the rank waited for may need this core. A test of a message
@@ -310,7 +310,7 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
 
     def _wait(self) -> None:
         began, seen, deadlocks, reached = 0.0, None, 0, None
-        suspicious = _SUSPICIOUS
+        suspicion: Suspicion | None = None
         while (status := self._words[WORD.status]) != FINISHED:
             if status == BUDGET_SPENT:
                 self._budget_spent()
@@ -324,7 +324,7 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
                 return
             else:
                 if reached != (place := (int(self._words[WORD.pc]), int(self._words[WORD.message_reached]))):
-                    began, seen, reached, suspicious = time.monotonic(), None, place, _SUSPICIOUS
+                    began, seen, reached, suspicion = time.monotonic(), None, place, None
                 waited = time.monotonic() - began
                 communicator = self.communicators[self.plan.collective(self._words[WORD.pc])]
                 waits = status == WAITING and int(self._code[self._words[WORD.pc]]) == Opcode.WAIT
@@ -344,12 +344,10 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
                     deadlocks = deadlocks + 1 if cycle else 0
                     if deadlocks == 2:
                         raise self._diagnosis().deadlock(cycle)
-                elif status == WAITING and waited > suspicious:
-                    suspicious *= 2
-                    found = self.registry.reports(communicator, [self._words[WORD.peer]])
-                    call, hash = self.registry.own_call(communicator)
-                    if any(report["call"][0] == call and report["call"][1] not in (0, hash) for report in found.values()):
-                        raise self._diagnosis().mismatch(found)
+                elif status == WAITING:
+                    suspicion = suspicion or Suspicion(self.registry, communicator, int(self._words[WORD.peer]))
+                    if told := suspicion.confirm(waited):
+                        raise self._diagnosis().mismatch(told)
             self._kernel()
         for communicator in self.communicators:
             self.registry.waiting_for.pop(communicator.number, None)

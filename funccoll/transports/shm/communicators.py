@@ -6,7 +6,7 @@ import hashlib
 import os
 import threading
 import traceback
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -319,15 +319,20 @@ class Communicators:
             lines.append(f"  rank {rank} {where}")
         return "\n".join(lines)
 
-    def reports(self, communicator: Communicator, ranks: Iterable[int] | None = None) -> dict[int, dict[str, Any]]:
-        """The reports of those ranks (None: all others) which answer at once: position, call, and the rank they wait for.
+    def reports(self, communicator: Communicator) -> dict[int, dict[str, Any]]:
+        """The reports of other ranks, those which answer at once: position, call, and the rank they wait for.
 
         In a job on one host there are none: its memory tells.
         """
         if not number_hosts(self.world.hosts):
             return {}
-        asked = [rank for rank in (self.world.ranks if ranks is None else ranks) if rank != self.world.rank]
-        return self.world.watch.ask_all(asked, {"kind": "call", "communicator": communicator.tag}, _ANSWER_TIMEOUT)
+        asked = [rank for rank in self.world.ranks if rank != self.world.rank]
+        return self.world.watch.ask_all(asked, self.question_about(communicator), _ANSWER_TIMEOUT)
+
+    @staticmethod
+    def question_about(communicator: Communicator) -> dict[str, Any]:
+        """The question for another rank's report, as the members of a communicator ask it."""
+        return {"kind": "call", "communicator": communicator.tag}
 
     def own_call(self, communicator: Communicator) -> tuple[int, int]:
         """(number, hash with the history) of the call that this rank entered last over a communicator.

@@ -71,19 +71,32 @@ def test_what_mpi_lacks_is_refused_when_it_is_compiled(vendor):
     assert out.count("mpi (native: not proved)") == 2
 
 
-@pytest.mark.parametrize(("algorithm", "size"), [
-    (None, 4), pytest.param(None, 20000, marks=pytest.mark.slow), pytest.param("mpi", 4, marks=pytest.mark.slow),
-])  # fmt: skip
-@pytest.mark.parametrize("vendor", VENDORS[:1])
-def test_ranks_that_decide_differently_are_refused(vendor, algorithm, size):
-    environment = {**mpi_vendors.variables(vendor), "FUNCCOLL_TRANSPORT": "mpi"}
-    program = [sys.executable, CASES, f"decides({algorithm!r}, {size})"]
-    command = mpi_vendors.mpirun(vendor).command([("localhost", 2)], program, passed_on(environment))
+def told_of_decisions(vendor: str, call: str, **variables: str) -> None:
+    """Run a case whose ranks decide differently: both have an error that says so."""
+    environment = {**mpi_vendors.variables(vendor), "FUNCCOLL_TRANSPORT": "mpi", **variables}
+    command = mpi_vendors.mpirun(vendor).command(
+        [("localhost", 2)], [sys.executable, CASES, call], passed_on(environment, [*variables])
+    )
     out = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE).stdout
     for rank in (0, 1):
         (told,) = re.findall(rf"rank {rank}: (.*)", out)
         assert re.match(r"(PeerFailure: rank \d raised \S+)?ProgramMismatch: ranks 0 and 1 decided differently", told), out
         assert re.search(r"the loop at mpi_collective_cases.py:\d+ \(loop\) ended after 3 iterations on rank 0, and", told)
+
+
+@pytest.mark.parametrize(("algorithm", "size"), [
+    (None, 4), pytest.param(None, 20000, marks=pytest.mark.slow), pytest.param("mpi", 4, marks=pytest.mark.slow),
+])  # fmt: skip
+@pytest.mark.parametrize("vendor", VENDORS[:1])
+def test_ranks_that_decide_differently_are_refused(vendor, algorithm, size):
+    told_of_decisions(vendor, f"decides({algorithm!r}, {size})")
+
+
+@pytest.mark.parametrize("algorithm", [None, "mpi"])
+@pytest.mark.parametrize("vendor", VENDORS)
+@pytest.mark.slow
+def test_a_mismatch_is_told_however_late_ranks_say_what_they_run(vendor, algorithm):
+    told_of_decisions(vendor, f"answers_late({algorithm!r})", FUNCCOLL_TIMEOUT="30")
 
 
 @pytest.mark.slow

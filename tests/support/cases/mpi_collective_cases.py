@@ -173,6 +173,14 @@ def decides(algorithm: str | None, size: int) -> None:
         say("no error")
 
 
+def answers_late(algorithm: str | None) -> None:
+    """`decides` where ranks answer later than those that ask for a table wait, as when a thread gets no processor."""
+    world: Any = fc.init()
+    answer = world.transport.communicators._answer
+    world.watch.answer_with("call", lambda question: (time.sleep(0.5), answer(question))[1])
+    decides(algorithm, 4)
+
+
 def environments() -> None:
     """Compare the bits of collectives and compute in other floating-point environments of the last rank with those before."""
     from tests.support.cases.float_environment_cases import ROUNDINGS, environment
