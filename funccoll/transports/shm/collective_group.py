@@ -92,7 +92,7 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
         self._numbers = tuple(sorted(self._ownership.numbers))
         all_here = self.heap.nranks == self.world.world  # on this host
         self.plan = plan = build_plan(self.calls, self.communicators, share_results and all_here)
-        self.registry.call_sites.update(plan.call_sites)
+        self.registry.plans.update(dict.fromkeys(plan.entered, plan))
         make = [self._maker(number, operand, is_bound) for number, (operand, is_bound) in enumerate(plan.results)]
         self._results = ResultPool(make, [o.out_nbytes for o, _ in plan.results])
         self._buffers: list[np.ndarray] = []  # memory that all calls use

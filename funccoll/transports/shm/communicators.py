@@ -24,7 +24,7 @@ from ..plans.control_block import CELLS, CELLS_ON_SHARED_CORES, Cells, Communica
 from .decision_log import Decided, DecisionLog, Events, read_log
 from .heap import HEADER, Heap
 from .peer_access import PeerAccess
-from .plan import DESCRIPTION, DESCRIPTION_BYTES, CallSite
+from .plan import DESCRIPTION, DESCRIPTION_BYTES, Plan
 from .process_notes import ProcessNotes
 from .wait_graph import WaitGraph, threads_alive
 
@@ -67,8 +67,8 @@ class Communicators:
         """The waits' record of other processes that want this one's core: see `contention` in `kernels.frame`."""
         self.busy = bytearray(_MAX_COMMUNICATORS)
         """By communicator, 1 while one of its calls runs: a call from inside it, by a signal handler say, is refused."""
-        self.call_sites: WeakValues[int, CallSite] = WeakValues()
-        """By the hash that a rank publishes when it enters; plans keep them."""
+        self.plans: WeakValues[int, Plan] = WeakValues()
+        """By the hashes that this rank publishes when it enters; collective groups keep them."""
         self.programs: WeakValues[str, Program] = WeakValues()
         """By fingerprint, the programs whose collectives this process has compiled; those keep them."""
         self._scratch: dict[frozenset[int], np.ndarray] = {}
@@ -368,15 +368,16 @@ class Communicators:
             for members, control in blocks:
                 if rank in members:
                     done, hash, counter = self._line(control, members.index(rank))
-                    site = self.call_sites.get(hash)
-                    name = str(site or "a collective that this rank has not compiled")
-                    if hash and site is not None and done >= site.span:
-                        part = "" if site.segments == 1 else " or a segment of it"
+                    plan = self.plans.get(hash)
+                    name = "a collective that this rank has not compiled" if plan is None else plan.name(hash)
+                    found = None if plan is None else plan.entered[hash][0]
+                    if hash and found is not None and done >= found.span:
+                        part = "" if len(found.segments) == 1 else " or a segment of it"
                         last = f"has finished {name}{part}, and has entered nothing since"
                         if (awaited := self.waits.awaited(rank, communicator.entry)) is not None:
                             last = f"has finished {name}{part}, and waits for rank {awaited} to enter the next"
                     elif hash and done > 0:
-                        of = f" of {site.span}" if site else ""
+                        of = f" of {found.span}" if found is not None else ""
                         return f"is in {name} (rank {rank}'s step {done}{of})" + (" (this rank)" * (rank == self.world.rank))
                     elif communicator is waiting and not counter:
                         last = _NOWHERE

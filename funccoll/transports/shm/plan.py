@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...errors import Source
 from ...runtime.collective_call import CollectiveCall, Operand
 from ...schedules.shared_results import HOLDER, copies_root, with_one_result
 from ...schedules.streams.instructions import LEFT_TO_STAGE, READ_DIRECTLY, UNALLOCATED, Opcode, disassemble
@@ -26,7 +25,7 @@ from ..plans.planned_collective import PlannedCollective, exceeds_caches, layout
 from ..plans.transit import Message
 from .arena import LENDABLE
 
-__all__ = ["DESCRIPTION", "DESCRIPTION_BYTES", "Allocation", "CallSite", "Plan", "build_plan"]
+__all__ = ["DESCRIPTION", "DESCRIPTION_BYTES", "Allocation", "Plan", "build_plan"]
 
 
 def description(calls: Sequence[CollectiveCall]) -> bytes:
@@ -40,20 +39,6 @@ def description(calls: Sequence[CollectiveCall]) -> bytes:
 DESCRIPTION = ("collective", "op", "shapes", "dtypes", "axes", "algorithm", "line", "program", "arguments")
 """Fields of a call's description, which ends with a zero byte."""
 DESCRIPTION_BYTES = 1 << 11
-
-
-@dataclass(frozen=True)
-class CallSite:
-    """A collective that this process has compiled, as the tables of errors name it."""
-
-    name: str
-    source: Source | None
-    span: int
-    """The advance of a rank's counter in it, or in each of its segments."""
-    segments: int = 1
-
-    def __str__(self) -> str:
-        return f"{self.name} at {self.source}" if self.source else self.name
 
 
 @dataclass(frozen=True)
@@ -108,19 +93,25 @@ class Plan:
     """Each result's operand, and True where calls bind it: a rank that receives nothing has zeros."""
     shared: Mapping[int, SharedResult]
     """The results that ranks share, by number."""
-    call_sites: Mapping[int, CallSite]
-    """By the hash that a rank publishes."""
+    collectives: tuple[PlannedCollective, ...]
+    entered: Mapping[int, Sequence[PlannedCollective]]
+    """Those that are entered together, by the hash that a rank publishes then."""
     spans: Mapping[int, int]
     """By communicator, the advance of a rank's counter in all of the code."""
     dtype_words: Mapping[int, np.dtype]
     """The words of code that get the address of an argument's dtype object."""
-    collectives: tuple[PlannedCollective, ...] = ()
     messages: tuple[Message, ...] = ()
     """The table of messages to and from other hosts."""
 
     def collective(self, pc: int) -> int:
         """The number of the collective to which the word at `pc` belongs."""
         return max(0, bisect_right(self.starts, pc) - 1)
+
+    def name(self, hash: int) -> str:
+        """The collectives that are entered with a hash, and the user's line, as the tables of errors name them."""
+        calls = [collective.call for collective in self.entered[hash]]
+        name = f"{', '.join(dict.fromkeys(call.kind for call in calls))} over {calls[0].groups}"
+        return f"{name} at {calls[0].source}" if calls[0].source else name
 
     def text(self) -> str:
         """The code as text, one line for each instruction: its place, and its operands by name."""
@@ -142,7 +133,8 @@ def build_plan(
     bindings = _Bindings()
     for collective in planned:
         bindings.add(collective)
-    code, starts, bases, max_operands, sites = bindings.code, list[int](), dict[int, int](), 0, dict[int, CallSite]()
+    code, starts, bases, max_operands = bindings.code, list[int](), dict[int, int](), 0
+    entered: dict[int, Sequence[PlannedCollective]] = {}
     messages: list[Message] = []
     for collectives, ring in _entries(planned):
         number, hash = collectives[0].communicator.number, _hash(collectives)
@@ -155,10 +147,9 @@ def build_plan(
             written, begins = write_eagerly(code, collectives, ring, hash, bases.get(number, 0))
         starts += begins
         bases[number], max_operands = written.base, max(max_operands, written.max_operands)
-        entered = [collective.call for collective in collectives]
-        text = description(entered)
+        text = description([collective.call for collective in collectives])
         bindings.allocate(len(text), words=tuple(written.text_words), content=text)
-        sites[hash] = _call_site(entered, collectives[0])
+        entered[hash] = collectives
     for number, span in bases.items():
         code += Opcode.ADVANCE.encode(communicator=number, span=span)
     code += Opcode.END.encode()
@@ -166,7 +157,7 @@ def build_plan(
     words.flags.writeable = False
     return Plan(
         words, tuple(starts), slots, max_operands, bindings.allocations(), bindings.arguments, tuple(bindings.results),
-        bindings.shared, sites, bases, bindings.dtype_words, tuple(planned), tuple(messages),
+        bindings.shared, tuple(planned), entered, bases, bindings.dtype_words, tuple(messages),
     )
 
 
@@ -238,12 +229,6 @@ def _hash(collectives: Sequence[PlannedCollective]) -> int:
     if not others:
         return first
     return int.from_bytes(hashlib.sha256(repr((first, *others)).encode()).digest()[:7], "little") | 1
-
-
-def _call_site(calls: Sequence[CollectiveCall], collective: PlannedCollective) -> CallSite:
-    kinds = ", ".join(dict.fromkeys(call.kind for call in calls))
-    name = f"{kinds} over {calls[0].groups}"
-    return CallSite(name, calls[0].source, collective.span, len(collective.segments))
 
 
 def _is_read_by_others(collective: PlannedCollective) -> bool:

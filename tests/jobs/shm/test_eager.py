@@ -86,7 +86,7 @@ def test_small_arrays_go_through_cells():
     root = opcodes(plan_of("broadcast", 16))
     after = root[root.index(Opcode.RAISE_FLOOR) :]
     assert after.index(Opcode.ONCE) < after.index(Opcode.WAIT)  # but for its first call it waits for nothing
-    assert {site.span for site in plan.call_sites.values()} == {2}
+    assert {collective.span for collective in plan.collectives} == {2}
 
 
 def test_the_ring_is_chosen_by_the_bytes_of_all_arrays():
@@ -125,7 +125,7 @@ def entries(*calls, cells=CELLS):
     plan = build_plan(calls, [here] * len(calls))
     found = list(disassemble(plan.code.tolist()))
     assert list(plan.starts) == sorted(plan.starts) and len(plan.starts) == len(calls)
-    assert [i.opcode for i in found].count(Opcode.ENTER) >= len(plan.call_sites)
+    assert [i.opcode for i in found].count(Opcode.ENTER) >= len(plan.entered)
     entered = [sum(i.opcode == Opcode.ENTER and i.pc < end for i in found) for end in (*plan.starts[1:], len(plan.code))]
     return [entered.count(number) for number in sorted(set(entered))]
 

@@ -551,8 +551,8 @@ def many_shapes() -> list[int]:
         run(k)
         run(1 + k // 2)
     assert len(step.dispatcher.executables) <= dispatcher.CACHE_SIZE and heap.stats()["used"] < used + (2 << 20)
-    counts = [heap.stats()["arrays"], len(mesh.transport.job.communicators.call_sites)]
+    counts = [heap.stats()["arrays"], len(mesh.transport.job.communicators.plans)]
     fc.clear_caches()
-    counts += [heap.stats()["arrays"], len(mesh.transport.job.communicators.call_sites)]
+    counts += [heap.stats()["arrays"], len(mesh.transport.job.communicators.plans)]
     run(7)
     return counts

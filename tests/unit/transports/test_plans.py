@@ -199,13 +199,12 @@ def test_what_must_be_allocated():
 
 def test_large_arguments_are_staged_in_segments():
     plan = build_plan([collective("all_reduce", (900_000,), 0)], [communicator(1)])
-    (site,) = plan.call_sites.values()
+    (planned,) = plan.collectives
     bound = instructions(plan, Opcode.BIND_ARG)
     assert [b.operands["staging"] for b in bound] == [LEFT_TO_STAGE, UNALLOCATED]
     entered = instructions(plan, Opcode.ENTER)
-    assert len(entered) == site.segments > 2
-    span = site.span
-    assert [e.operands["value"] for e in entered] == [k * span for k in range(site.segments)]
+    assert len(entered) == len(planned.segments) > 2
+    assert [e.operands["value"] for e in entered] == [k * planned.span for k in range(len(planned.segments))]
     stages = instructions(plan, Opcode.STAGE)
     copied = [s.operands for s in stages if s.operands["nbytes"]]
     assert {s["argument_slot"] for s in copied} == {bound[0].operands["slot"]}
@@ -223,7 +222,7 @@ def test_large_arguments_are_staged_in_segments():
 def test_intermediate_values_are_not_staged():
     calls = [collective("reduce_scatter", (P * 100_000,), 0), collective("all_gather", (100_000,), ~0)]
     plan = build_plan(calls, [communicator()] * 2)
-    first, second = (site.segments for site in plan.call_sites.values())
+    first, second = (len(planned.segments) for planned in plan.collectives)
     assert first > 1 and second == 1
 
 
@@ -231,7 +230,7 @@ def test_ranks_publish_the_hash_of_the_call():
     def hashes(*calls: CollectiveCall) -> list[int]:
         plan = build_plan(calls, [communicator()] * len(calls))
         published = [i.operands["hash"] for i in instructions(plan, Opcode.ENTER)]
-        assert set(plan.call_sites) == set(published)
+        assert set(plan.entered) == set(published)
         return published
 
     sums, larger, others = (collective("all_reduce", (n,), 0, op=op) for n, op in ((9, "sum"), (10, "sum"), (9, "max")))
