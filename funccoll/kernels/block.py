@@ -11,10 +11,11 @@ Which pairs order what (PTX ISA, "Memory Consistency Model"; `tests/support/fake
   the release of a SIGNAL by its first thread. The acquire of the WAIT that reads it, by another block's first thread, happens
   before the first barrier of that loop, and so before what any thread there reads or writes next. Causality order is
   transitive: release and acquire need a scope that has both blocks, the barriers are of `.cta` scope.
-- *The frame*, which is copied into shared memory, and back at the end. Between two barriers either the first thread alone uses
-  it, or all only read it; the same holds of the operands, which are written between the first and the second.
+- *The frame and the code*, which are copied into shared memory, because every WAIT empties the cache of what is read in global
+  memory; what has changed is written back at the end. Between two barriers either the first thread alone uses the frame, or all
+  only read it; the same holds of the operands, which are written between the first and the second.
 - *An early end.* The report is for the host (`.sys`), and comes before the release of ENDED. The acquire of ENDED at the start
-  of a block pairs with that, so that a block which does not begin finds the report made.
+  of a block, by its last thread, pairs with that, so that a block which does not begin finds the report made.
 - *Plans, tables of addresses and frames* are written before the launch, by what is before it on its stream.
 """
 # ruff: noqa: F821  (the templates' free names are set by `variant`)
@@ -29,8 +30,8 @@ import numpy as np
 from ..schedules.streams.instructions import MEMORY_OPERAND, MEMORY_OPERAND_BYTES, Opcode
 from .frame import FAILED, FINISHED, FRAME, SHARED_WORK, WORD
 
-__all__ = ["MAX_OPERANDS", "MOVED_AS", "SHARED_WORDS", "THREADS", "VECTOR_BYTES", "combine_rows", "copy_range", "copy_rows",
-           "find_operands", "fold", "lane_count", "run"]  # fmt: skip
+__all__ = ["CODE_WORDS", "MAX_OPERANDS", "MOVED_AS", "SHARED_WORDS", "THREADS", "VECTOR_BYTES", "combine_rows", "copy_range",
+           "copy_rows", "find_operands", "fold", "lane_count", "run"]  # fmt: skip
 
 COMBINE, COPY = Opcode.COMBINE.byte_offsets(), Opcode.COPY.byte_offsets()
 THREADS = 256
@@ -39,10 +40,17 @@ VECTOR_BYTES = 16
 """Bytes that one thread moves in one instruction."""
 _IN_FLIGHT = 4  # loads of a thread from one source before the first of them is used
 _LANES = 16  # the most elements that a thread keeps in registers
-SHARED_WORDS = 1024
-"""int64 words that the threads of a block share: the frame, then an address and a stride for each operand."""
-MAX_OPERANDS = (SHARED_WORDS - WORD.size) // 2
+MAX_OPERANDS = 448
 """The most destinations and sources of one instruction, together."""
+CODE_WORDS = 512
+"""The most words of a plan that is copied into shared memory: a longer one is read where it is, each word in 0.3 µs."""
+_OPERANDS = 8 * WORD.size
+_ENDED = _OPERANDS + 16 * MAX_OPERANDS
+_BASE, _CODE = _ENDED + 8, _ENDED + 16
+SHARED_WORDS = _CODE // 8 + CODE_WORDS
+"""int64 words that the threads of a block share: the frame, an address and a stride for each operand, what ENDED was at the
+beginning, the communicator's base, and the code."""
+_SOURCES = 4  # loads of a thread from different sources before the first of them is used
 
 
 def lane_count(itemsize: int) -> int:
@@ -62,16 +70,26 @@ def run(frames: Any, addresses: Any) -> None:
     `addresses` is the table of this launch: launches of a CUDA graph share their frames, and have a table each.
     """
     own, frame, thread = frames + FRAME.size * block_number(), shared_words(), thread_number()
-    operands = frame + FRAME.size
+    operands = frame + _OPERANDS
+    code, bases, words = load(own + FRAME.code), load(own + FRAME.bases), load(own + FRAME.code_words)
     for i in range(thread, WORD.size, thread_count()):
         store(frame + 8 * i, load(own + 8 * i))
+    if words <= CODE_WORDS:
+        for i in range(thread, words, thread_count()):
+            store(frame + _CODE + 8 * i, load(code + 8 * i))
+    if thread == 0:
+        store(frame + _BASE, load(bases))
+    if thread == thread_count() - 1:  # beside the others' loads: it takes as long as they
+        store(frame + _ENDED, load_acquire(load(own + FRAME.ended)))
     barrier()
     if thread == 0:
         store(frame + FRAME.addresses, addresses)
-    begins = thread != 0 or load_acquire(load(frame + FRAME.ended)) == 0
+        store(frame + FRAME.bases, frame + _BASE)
+        if words <= CODE_WORDS:
+            store(frame + FRAME.code, frame + _CODE)
     while True:
         if thread == 0:
-            store(frame + FRAME.status, interpret(frame) if begins else FAILED)
+            store(frame + FRAME.status, interpret(frame) if load(frame + _ENDED) == 0 else FAILED)
         barrier()
         if load(frame + FRAME.status) != SHARED_WORK:
             break
@@ -83,14 +101,18 @@ def run(frames: Any, addresses: Any) -> None:
         else:
             combine_rows(task, operands)
         barrier()
-    if thread == 0 and load(frame + FRAME.status) != FINISHED:
-        report = load(frame + FRAME.report)
-        if load_acquire_sys(report) == 0:
-            label = load(frame + FRAME.label) + 256 * load(frame + FRAME.peer)
-            store_release_sys(report, label + load(frame + FRAME.status))
-        store_release(load(frame + FRAME.ended), 1)  # after the report: blocks that it stops have nothing to tell
-    for i in range(thread, WORD.size, thread_count()):
-        store(own + 8 * i, load(frame + 8 * i))
+    if thread == 0:
+        if load(frame + FRAME.status) != FINISHED:
+            report = load(frame + FRAME.report)
+            if load_acquire_sys(report) == 0:
+                label = load(frame + FRAME.label) + 256 * load(frame + FRAME.peer)
+                store_release_sys(report, label + load(frame + FRAME.status))
+            store_release(load(frame + FRAME.ended), 1)  # after the report: blocks that it stops have nothing to tell
+        store(bases, load(frame + _BASE))
+        store(own + FRAME.pc, load(frame + FRAME.pc))
+        store(own + FRAME.peer, load(frame + FRAME.peer))
+        store(own + FRAME.status, load(frame + FRAME.status))
+        store(own + FRAME.instruction_budget, load(frame + FRAME.instruction_budget))
 
 
 def find_operands(task: Any, addresses: Any, operands: Any) -> None:
@@ -175,6 +197,29 @@ def fold(operands: Any, ndst: Any, nsrc: Any, row: Any, count: Any, divisor: Any
             for j in range(ndst):
                 store_lanes(load(operands + 16 * j) + row * load(operands + 16 * j + 8) + at, stride, out)
         done = LANES * step * rounds
+        vectors = (count - done) * ITEMSIZE // VECTOR_BYTES
+        for i in range(first, vectors, step):
+            at = done * ITEMSIZE + VECTOR_BYTES * i
+            total = map_lanes(widen, load_vector(load(srcs) + row * load(srcs + 8) + at, STORED))
+            for j in range(1, nsrc, _SOURCES):
+                second, third, fourth = min(j + 1, nsrc - 1), min(j + 2, nsrc - 1), min(j + 3, nsrc - 1)
+                a = load_vector(load(srcs + 16 * j) + row * load(srcs + 16 * j + 8) + at, STORED)
+                b = load_vector(load(srcs + 16 * second) + row * load(srcs + 16 * second + 8) + at, STORED)
+                c = load_vector(load(srcs + 16 * third) + row * load(srcs + 16 * third + 8) + at, STORED)
+                d = load_vector(load(srcs + 16 * fourth) + row * load(srcs + 16 * fourth + 8) + at, STORED)
+                total = zip_lanes(accumulate, total, a)
+                if j + 1 < nsrc:
+                    total = zip_lanes(accumulate, total, b)
+                if j + 2 < nsrc:
+                    total = zip_lanes(accumulate, total, c)
+                if j + 3 < nsrc:
+                    total = zip_lanes(accumulate, total, d)
+            if divisor != 0:
+                total = zip_lanes(divide, total, by)
+            results = map_lanes(narrow, total)
+            for j in range(ndst):
+                store_lanes(load(operands + 16 * j) + row * load(operands + 16 * j + 8) + at, 16, results)
+        done += vectors * VECTOR_BYTES // ITEMSIZE
     for i in range(done + first, count, step):
         at = i * ITEMSIZE
         one = widen(load_element(load(srcs) + row * load(srcs + 8) + at, STORED))

@@ -18,8 +18,8 @@ from .reductions import Machine
 
 __all__ = [
     "MACHINE", "barrier", "block_count", "block_number", "global_ns", "load", "load_acquire_gpu", "load_acquire_sys",
-    "load_element", "load_lanes", "map_lanes", "multiply_high", "shared_words", "sleep_ns", "store", "store_element",
-    "store_lanes", "store_release_gpu", "store_release_sys", "thread_count", "thread_number", "zip_lanes",
+    "load_element", "load_lanes", "load_vector", "map_lanes", "multiply_high", "shared_words", "sleep_ns", "store",
+    "store_element", "store_lanes", "store_release_gpu", "store_release_sys", "thread_count", "thread_number", "zip_lanes",
 ]  # fmt: skip
 
 intrinsic: Any = extending.intrinsic
@@ -221,24 +221,38 @@ def load_lanes(typingctx: Any, address: Any, stride: Any, dtype: Any) -> Any:
     result = types.UniTuple(kind, count)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        vector, each = _vector(context, kind), VECTOR_BYTES // _size(kind)
-        found = []
-        vectors = []  # all loads first, so that they are in flight together
-        for number in range(count // each):
-            at = builder.add(args[0], builder.mul(args[1], ir.Constant(_WORD, number)))
-            vectors.append(_load_vector(builder, at, vector))
-        for value in vectors:
-            scalars = [builder.extract_element(value, ir.Constant(ir.IntType(32), i)) for i in range(vector.count)]
-            if isinstance(kind, types.Complex):
-                for real, imag in zip(scalars[::2], scalars[1::2], strict=True):
-                    number = context.make_complex(builder, kind)
-                    number.real, number.imag = real, imag
-                    found.append(number._getvalue())
-            else:
-                found += scalars
-        return context.make_tuple(builder, result, found)
+        vector, places = _vector(context, kind), range(count * _size(kind) // VECTOR_BYTES)
+        each = [builder.add(args[0], builder.mul(args[1], ir.Constant(_WORD, number))) for number in places]
+        vectors = [_load_vector(builder, at, vector) for at in each]  # all loads first, so that they are in flight together
+        return context.make_tuple(builder, result, [x for value in vectors for x in _elements(context, builder, value, kind)])
 
     return result(types.int64, types.int64, dtype), codegen
+
+
+@intrinsic
+def load_vector(typingctx: Any, address: Any, dtype: Any) -> Any:
+    """A tuple of the elements of the 16 bytes at an address."""
+    kind = dtype.dtype
+    result = types.UniTuple(kind, VECTOR_BYTES // _size(kind))
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        value = _load_vector(builder, args[0], _vector(context, kind))
+        return context.make_tuple(builder, result, _elements(context, builder, value, kind))
+
+    return result(types.int64, dtype), codegen
+
+
+def _elements(context: Any, builder: Any, vector: Any, kind: Any) -> list[Any]:
+    """The elements of an LLVM vector."""
+    scalars = [builder.extract_element(vector, ir.Constant(ir.IntType(32), i)) for i in range(vector.type.count)]
+    if not isinstance(kind, types.Complex):
+        return scalars
+    found = []
+    for real, imag in zip(scalars[::2], scalars[1::2], strict=True):
+        number = context.make_complex(builder, kind)
+        number.real, number.imag = real, imag
+        found.append(number._getvalue())
+    return found
 
 
 @intrinsic

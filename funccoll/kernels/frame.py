@@ -110,6 +110,7 @@ class FrameRecord:
     floors: int = word("The address of a table with, by communicator, a count that the counters of all its ranks have reached.")
     reading: int = word("The address of the heap's read-only mapping, in which arguments may be.")
     task: int = word("Of a GPU's block: the address of the instruction that its threads execute together.")
+    code_words: int = word("The words of its code.")
     size: int = word("The size of a frame.", 0)
 
 

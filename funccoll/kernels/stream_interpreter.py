@@ -477,7 +477,8 @@ def interpret(frame: Any) -> int:
                 store(contention + 8, load(contention + 8) // 2)
             pc += COMPLETE.size
         else:
-            if load_acquire(load(frame + FRAME.failure)) != 0:  # the rank that failed may have changed what was read
+            # The rank that failed may have changed what was read. Blocks of a GPU that wait for nothing have no failure word.
+            if (not ON_GPU or load(frame + FRAME.failure) != 0) and load_acquire(load(frame + FRAME.failure)) != 0:
                 store(frame + FRAME.pc, (pc - code) // 8)
                 store(frame + FRAME.instruction_budget, budget)
                 return FAILED

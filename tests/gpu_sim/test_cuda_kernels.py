@@ -26,6 +26,8 @@ from funccoll.core.types import bfloat16
 from funccoll.kernels.cuda import compile_kernel, load_kernel
 from funccoll.kernels.cuda_compiler import Kernel, Operations, assemble, compile_template
 from funccoll.kernels.frame import FAILED, WORD
+from funccoll.schedules.streams.instructions import Opcode, disassemble
+from funccoll.transports.cuda import virtual_devices
 from tests.support.cases.combine_operands import operations
 from tests.support.fakes.cuda_simulation import Simulated, SimulatedGpu, run_case, set_word
 from tests.support.fakes.cuda_simulation_faults import FAULTS, said
@@ -270,12 +272,12 @@ def test_the_simulator_finds_races_missed_barriers_and_scopes_that_are_too_narro
 
 def test_a_block_that_begins_after_another_has_ended_early_executes_nothing():
     class After(SimulatedGpu):
-        def launch(self, combines, blocks, frames, table, scope="sys"):
+        def launch(self, combines, blocks, frames, *others):
             rows = frames[: blocks * WORD.size].reshape(blocks, WORD.size)
             before = rows.copy()
             for address in {*rows[:, WORD.ended].tolist()}:
                 set_word(address, 1)
-            super().launch(combines, blocks, frames, table, scope)
+            super().launch(combines, blocks, frames, *others)
             assert (rows[:, WORD.status] == FAILED).all()
             assert (rows[:, WORD.pc] == before[:, WORD.pc]).all()
             self.launches.append(blocks)
@@ -309,3 +311,20 @@ def test_the_simulator_gives_the_bits_of_the_cpu(case):
 def test_programs_through_cupy_and_their_graphs_give_the_bits_of_the_cpu(case):
     name, n, seed, *dtypes = case.split()
     forked(f"from tests.support.fakes import gpu_simulation\ngpu_simulation.main({name!r}, {n}, {seed}, *{dtypes})")
+
+@pytest.mark.parametrize(("kind", "algorithm", "left"), [
+    ("all_reduce", "one_shot", 0), ("all_reduce", "ring", 5), ("all_gather", "ring", 2), ("all_to_all", None, 0),
+])  # fmt: skip
+def test_devices_of_one_launch_wait_for_what_others_write_alone(kind, algorithm, left, monkeypatch):
+    """All have entered when it begins, and what comes after it begins when all have left."""
+    plans, build = [], virtual_devices.build_launch_plan
+    monkeypatch.setattr(virtual_devices, "build_launch_plan", lambda *given: plans.append(build(*given)) or plans[-1])
+    options, specs = ({"split_dim": 0, "concat_dim": 0}, fc.P("x")) if kind == "all_to_all" else ({}, fc.P())
+    mesh = Simulated(SimulatedGpu(0)).mesh({"x": 4})
+    step = lambda x: getattr(fc, kind)(x, "x", algorithm=algorithm, **options)
+    fc.jit(step, mesh=mesh, in_specs=fc.P("x"), out_specs=specs).lower(np.ones(64, np.float32)).compile()
+    (plan,) = plans
+    assert plan.waits == bool(left)
+    for code in plan.codes:
+        opcodes = Counter(instruction.opcode for instruction in disassemble(code.tolist()))
+        assert [opcodes[each] for each in (Opcode.WAIT, Opcode.SIGNAL, Opcode.ADVANCE)] == [left, left, bool(left)]

@@ -81,6 +81,18 @@ def load_lanes(typingctx: Any, address: Any, stride: Any, dtype: Any) -> Any:
 
 
 @intrinsic
+def load_vector(typingctx: Any, address: Any, dtype: Any) -> Any:
+    kind = dtype.dtype
+    result = types.UniTuple(kind, VECTOR_BYTES * 8 // kind.bitwidth)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        places = lanes(builder, args[0], ir.Constant(ir.IntType(64), VECTOR_BYTES), result.count, kind)
+        return context.make_tuple(builder, result, [load_one(context, builder, place, kind) for place in places])
+
+    return result(types.int64, dtype), codegen
+
+
+@intrinsic
 def store_lanes(typingctx: Any, address: Any, stride: Any, values: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         for i, place in enumerate(lanes(builder, args[0], args[1], values.count, values.dtype)):
@@ -145,7 +157,8 @@ def one() -> Any:
 
 MEMORY = {
     "load": load, "load_element": load_element, "store_element": store_element, "load_lanes": load_lanes,
-    "store_lanes": store_lanes, "map_lanes": map_lanes, "zip_lanes": zip_lanes, "multiply_high": multiply_high,
+    "load_vector": load_vector, "store_lanes": store_lanes, "map_lanes": map_lanes, "zip_lanes": zip_lanes,
+    "multiply_high": multiply_high,
     "thread_number": zero, "block_number": zero, "thread_count": one, "block_count": one,
 }  # fmt: skip
 OPERATIONS = Operations(CPU, MEMORY)

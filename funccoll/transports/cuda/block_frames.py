@@ -32,7 +32,7 @@ def block_frames(gpu: Gpu, codes: Sequence[np.ndarray], words: Mapping[int, int 
     at, values = gpu.address(array), np.zeros(int(starts[-1]), np.int64)
     frames = values[: count * WORD.size].reshape(count, WORD.size)
     own = at + 8 * (count * WORD.size + _OWN_WORDS * np.arange(count))
-    frames[:, WORD.code] = at + 8 * starts[:-1]
+    frames[:, WORD.code], frames[:, WORD.code_words] = at + 8 * starts[:-1], [len(code) for code in codes]
     frames[:, WORD.bases], frames[:, WORD.histories], frames[:, WORD.contention] = own, own + 8, own + 16
     frames[:, WORD.spins], frames[:, WORD.instruction_budget] = _SPINS, -1
     for word, value in words.items():

@@ -114,10 +114,13 @@ class Gpu(Protocol):
         """Return int64 words of host memory, 0, that kernels write while the host reads them, and the address for kernels."""
         ...
 
-    def launch(self, combines: Sequence[Combine], blocks: int, frames: Any, table: Any, scope: Scope = "sys") -> None:
-        """Launch the kernel, compiled for these combines, whose frames these are: they run at the same time.
+    def launch(
+        self, combines: Sequence[Combine], blocks: int, frames: Any, table: Any, scope: Scope = "sys", waits: bool = True
+    ) -> None:
+        """Launch the kernel, compiled for these combines, whose frames these are.
 
-        `table` is the table of addresses, `scope` says with which other blocks they communicate.
+        `table` is the table of addresses, `scope` says with which other blocks they communicate. Where one `waits` for another
+        they all run at the same time.
         """
         ...
 
@@ -213,7 +216,7 @@ class Launch(CollectiveExecutable):
             )  # fmt: skip
         nbytes = sum(max(o.nbytes, o.out_nbytes) for o in call.operands)
         channels = max(1, min(gpu.max_blocks // ncopies, -(-nbytes // CHANNEL_BYTES)))
-        self.plan = build_launch_plan([call], groups, channels)
+        self.plan = build_launch_plan(call, groups, channels)
         assert self.plan.max_operands <= MAX_OPERANDS, f"{self.plan.max_operands} operands of one combine"
         self._ncopies, self._lock = ncopies, threading.Lock()
         rank_of = {device: r for group in groups for r, device in enumerate(group)}
@@ -233,7 +236,7 @@ class Launch(CollectiveExecutable):
         self.gpu.upload(self._control, np.zeros(self._control.shape, np.uint8))
         words = self.device.reports.words(name) | {
             WORD.heap: self.gpu.address(self._control),
-            WORD.failure: self.device.reports.ended, WORD.patience: _PATIENCE_S * 10**9,
+            WORD.failure: self.device.reports.ended if plan.waits else 0, WORD.patience: _PATIENCE_S * 10**9,
         }  # fmt: skip
         self._frames = block_frames(self.gpu, plan.codes, words)
 
@@ -258,5 +261,5 @@ class Launch(CollectiveExecutable):
             self._addresses[plan.outputs[number]] = np.array([gpu.address(x) for x in outs])[:, None]
             results.append([outs[device] for device in self._results])
         table = gpu.table(self._table, self._addresses)
-        gpu.launch(plan.combines, plan.blocks, self._frames, table, "gpu")
+        gpu.launch(plan.combines, plan.blocks, self._frames, table, "gpu", plan.waits)
         return tuple(copies if len(copies) > 1 else copies[0] for copies in results)

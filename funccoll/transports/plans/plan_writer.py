@@ -81,11 +81,14 @@ class SegmentWriter:
         assert s.schedule.channels == 1, "one stream for each rank"
         begin, end = int(s.start[rank]), int(s.start[rank + 1])
         self.known.add(rank)
+        awaited = self.collective.awaited
         for i in range(begin, end):
             if s.wait_ptr[i] < s.wait_ptr[i + 1]:
                 self.transit.before_wait()
             for w in range(int(s.wait_ptr[i]), int(s.wait_ptr[i + 1])):
                 peer = int(s.wait_stream[w])
+                if awaited is not None and (i == end - 1 or (peer, int(s.wait_value[w])) not in awaited):
+                    continue
                 counter, member = self.control.counter(peer), self.members[peer]
                 self.emit_value(Opcode.WAIT, int(s.wait_value[w]), counter=counter, rank=member, cell=NO_CELL)
                 if peer not in self.checked and self.collective.target.publishes:
@@ -101,7 +104,7 @@ class SegmentWriter:
             elif s.opcode[i] == Opcode.POST:
                 self.post(i)
             done = s.span if i == end - 1 else i - begin + 1
-            if self.transit.may_signal(done, i == end - 1):
+            if (awaited is None or (rank, done) in awaited) and self.transit.may_signal(done, i == end - 1):
                 self.emit_value(Opcode.SIGNAL, done, counter=self.control.counter(rank))
             if i == begin and following is not None:
                 following.stage_copies()

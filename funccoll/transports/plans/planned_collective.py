@@ -85,6 +85,9 @@ class PlannedCollective:
     lends: bool = False
     """True where the root of a broadcast may lend its argument: then its slot of scratch has the address, else the heap's."""
     target: Target = CPU
+    awaited: frozenset[tuple[int, int]] | None = None
+    """Of a launch, which ranks enter and leave together: the values that ranks wait for meanwhile, as (rank, value); see
+    `launch_plan`. None where ranks enter and leave one by one."""
 
     @property
     def schedule(self) -> Schedule:

@@ -31,7 +31,7 @@ def told(case: str) -> list[str]:
     transport = VirtualGpuTransport(gpu)
     n = 3 if case == "too many" else 2
     mesh = Mesh({"d": n}, virtual({"d": n}).devices, transport=transport)
-    step = fc.jit(lambda x: fc.all_reduce(x, "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
+    step = fc.jit(lambda x: fc.all_reduce(x, "d", algorithm="ring"), mesh=mesh, in_specs=P("d"), out_specs=P())
     x = np.arange(2.0 * n)
     found = [said(lambda: step(x))]
     if case == "too many":
