@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 SHARES = 6
 """Processes that share the cases of compute: most of their time is the compiler's."""
+LOOP_SHARES = 4
+"""Those that share the programs with loops and branches."""
 
 
 class Trial(NamedTuple):
@@ -64,6 +66,17 @@ PARTS: dict[str, Part] = {
         *(Trial(f"share {k + 1} of {SHARES}", "gpu_compute:compare", (k, SHARES)) for k in range(SHARES)),
         Trial("random numbers and scatters", "gpu_compute:exact"),
     ), SHARES + 1),
+    "programs": Part("loops and branches, convolution and pooling, wrong indices, Arrays", (
+        *(Trial(f"loops, share {k + 1} of {LOOP_SHARES}", "gpu_programs:control", (k, LOOP_SHARES), 240)
+          for k in range(LOOP_SHARES)),
+        *(Trial(f"loops, {n} devices", "gpu_kernels:compare", ("loops", n), 120) for n in (2, 4)),
+        Trial("loops, 2 processes", "gpu_jobs:compare", ("loops", 2), 120),
+        Trial("convolution and pooling", "gpu_programs:convolution", (), 240),
+        Trial("wrong indices", "gpu_programs:indices", (), 120),
+        Trial("Arrays", "gpu_programs:arrays", (), 120),
+        Trial("Arrays, 2 processes", "gpu_programs:job_arrays", (), 120),
+    ), SHARES + 1),
+    "graphs": Part("graphs that make room for others", (Trial("limits", "gpu_programs:graphs", (), 60),)),
     "processes": Part("several processes on one GPU over CUDA IPC: correct, and in turns", (
         Trial("table, 2 processes", "gpu_jobs:compare", ("table", 2), 240),
         Trial("programs, 4 processes", "gpu_jobs:compare", ("programs", 4), 120),
