@@ -40,6 +40,10 @@ def test_each_collective_goes_to_its_transport():
         assert left == "left"
 
 
+def test_a_mesh_belongs_to_the_thread_that_calls_its_collectives():
+    assert run(2, "threads 1") == [["[2.0]"]] * 2
+
+
 def test_what_cannot_run_is_said_before_it_runs():
     for lines in run(2, "refusals 1"):
         ring, shared, cpu = lines

@@ -72,7 +72,8 @@ class JobGpuTransport(AgreedTransport):
     def _gpus(self, mesh: Mesh) -> list[bytes]:
         """The GPU of each rank."""
         name = np.frombuffer(self.gpu.bus_id.encode()[:_NAME_BYTES].ljust(_NAME_BYTES), np.uint8)
-        names = self.host.gather_whole(name, (mesh.size * _NAME_BYTES,), Sharding(mesh, P(mesh.axis_names)))
+        with self.host.job.communicators.left_free():  # a mesh belongs to the thread that calls its first collective
+            names = self.host.gather_whole(name, (mesh.size * _NAME_BYTES,), Sharding(mesh, P(mesh.axis_names)))
         return [row.tobytes() for row in names.reshape(mesh.size, _NAME_BYTES)]
 
     def _check(self) -> None:

@@ -6,7 +6,8 @@ import hashlib
 import os
 import threading
 import traceback
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -416,6 +417,24 @@ class Communicators:
         if self.broken is not None:  # since this call has looked
             ownership.thread = None
         return None
+
+    @contextmanager
+    def left_free(self) -> Iterator[None]:
+        """Leave the communicators that this thread calls first in the block to the thread that calls them after it.
+
+        So a mesh whose transport communicates when it is made belongs to no thread yet.
+        """
+        with self._lock:
+            before = {*self._owners}
+        yield
+        mine = calling_thread()
+        with self._lock:
+            freed = {number for number, owner in self._owners.items() if owner == mine} - before
+            for number in freed:
+                del self._owners[number]
+            for ownership in self._ownerships.values():
+                if ownership.numbers & freed:
+                    ownership.thread = None
 
     def scratch(self, ownership: ThreadOwnership, nbytes: int) -> np.ndarray:
         """Memory that all calls over the communicators of an ownership use in turn: after a call it is free."""

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from typing import Any
 
 import numpy as np
@@ -77,9 +78,19 @@ def refusals() -> None:
             print(f"{type(error).__name__}: {str(error).splitlines()[0]}")
 
 
+def threads() -> None:
+    """A mesh that this thread makes belongs to the thread that calls its collectives."""
+    n = fc.world_size()
+    mesh = fc.make_mesh({"d": n}, device="cuda")
+    step = fc.jit(lambda x: fc.all_reduce(x, "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
+    thread = threading.Thread(target=lambda: print(np.asarray(step(np.ones(n))).tolist()))
+    thread.start()
+    thread.join()
+
+
 def main(case: str, seed: int) -> None:
     install(1000 * seed, shared=case == "refusals")
-    if case in ("transports", "refusals"):
+    if case in ("transports", "refusals", "threads"):
         globals()[case]()
     else:
         same = PublicInterface(cuda_transport.current_gpu())
