@@ -505,6 +505,7 @@ def test_an_array_on_another_gpu_is_refused(monkeypatch):
 
 
 def test_out_of_memory_says_how_much(monkeypatch):
+    on_gpu(X)  # what a process allocates once
     monkeypatch.setattr(fake_cupy, "free_bytes", 50)
     with pytest.raises(MemoryError, match=r"not enough memory for an array of shape \(4, 3\), float64"):
         fc.device_put(X, fc.make_mesh({}), device="cuda")
