@@ -10,8 +10,8 @@ for some milliseconds, and counts the slowest rank. The tables:
 - python: a user's loop (`host_contender.Loop`). `y = step(x)`, jitted, on funccoll's Arrays, or a call of mpi4py or
   torch.distributed; then the whole result is read on every rank (`host_contender.read`), which is part of every contender's
   time. A result is kept until the next one has taken its place, so ours alternate between two arrays, and the peers, which
-  write where they are told to, have one. Our ranks share large results that are the same on all (`transports/shm/lending.py`),
-  those of a broadcast, too, which then moves nothing. Of the step of 32 all_reduces only the step and the calls are measured.
+  write where they are told to, have one. Our ranks share large results that are the same on all, also a broadcast's, which then
+  moves nothing: `transports/shm/shared_buffers.py`. Of 32 all_reduces in a step only the step and the calls are measured.
 - numpy: the same, but our step is given NumPy's arrays, which are not in shared memory. The peers always are.
 - "python, no extension" and "numpy, no extension": the same with FUNCCOLL_NATIVE=0, without the C extension of the call.
 

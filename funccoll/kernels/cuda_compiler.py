@@ -75,8 +75,8 @@ def _compiler(cc: tuple[int, int]) -> Iterator[Any]:
     class CompiledFor:
         compute_capability = cc
 
-    lends = not hasattr(np, "row_stack")  # numba-cuda 0.30 names it, and NumPy 2.5 has it no more
-    if lends:
+    is_missing = not hasattr(np, "row_stack")  # numba-cuda 0.30 names it, and NumPy 2.5 has it no more
+    if is_missing:
         setattr(np, "row_stack", np.vstack)  # noqa: B010
     try:
         from numba import cuda
@@ -90,7 +90,7 @@ def _compiler(cc: tuple[int, int]) -> Iterator[Any]:
         finally:
             dispatcher.get_current_device = real
     finally:
-        if lends:
+        if is_missing:
             delattr(np, "row_stack")
 
 

@@ -64,10 +64,10 @@ ADVANCE, BIND_ARG, CHECK, COMBINE, COMPLETE, COPY, ENTER, POST, READ_PEER, SIGNA
         Opcode.READ_PEER, Opcode.SIGNAL, Opcode.STAGE, Opcode.WAIT,
     )
 )  # fmt: skip
-FIND_CELL, ONCE, PUBLISH, RAISE_FLOOR, RESERVE, SKIP_LENT, VERIFY = (
+FIND_CELL, ONCE, PUBLISH, RAISE_FLOOR, RESERVE, SKIP_SHARED, VERIFY = (
     opcode.byte_offsets()
     for opcode in (
-        Opcode.FIND_CELL, Opcode.ONCE, Opcode.PUBLISH, Opcode.RAISE_FLOOR, Opcode.RESERVE, Opcode.SKIP_LENT, Opcode.VERIFY,
+        Opcode.FIND_CELL, Opcode.ONCE, Opcode.PUBLISH, Opcode.RAISE_FLOOR, Opcode.RESERVE, Opcode.SKIP_SHARED, Opcode.VERIFY,
     )
 )  # fmt: skip
 
@@ -79,8 +79,8 @@ HAS_DIRECT_READS = False
 """A variant binds it to True where processes can read each other's private memory."""
 HAS_CELLS = False
 """A variant binds it to True where plans have eager collectives."""
-HAS_LOANS = False
-"""A variant binds it to True where processes lend each other their arrays."""
+HAS_SHARED_BUFFERS = False
+"""A variant binds it to True where processes share buffers: read each other's arrays in place, and keep them."""
 ON_GPU = False
 """A variant binds it to True for a block of a GPU: its plans publish no addresses, and it returns SHARED_WORK at each COPY and
 COMBINE, which the threads of the block execute together."""
@@ -391,9 +391,9 @@ def interpret(frame: Any) -> int:
             else:
                 store(pc + ONCE.done, 1)
                 pc += ONCE.size
-        elif HAS_LOANS and opcode == SKIP_LENT.opcode:
-            is_lent = load(addresses + 8 * load(pc + SKIP_LENT.slot)) != heap
-            pc += 8 * load(pc + SKIP_LENT.words) if is_lent else SKIP_LENT.size
+        elif HAS_SHARED_BUFFERS and opcode == SKIP_SHARED.opcode:
+            is_shared = load(addresses + 8 * load(pc + SKIP_SHARED.slot)) != heap
+            pc += 8 * load(pc + SKIP_SHARED.words) if is_shared else SKIP_SHARED.size
         elif opcode == ADVANCE.opcode:
             base = bases + 8 * load(pc + ADVANCE.communicator)
             store(base, load(base) + load(pc + ADVANCE.span))

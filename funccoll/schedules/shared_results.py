@@ -1,8 +1,8 @@
-"""Results that all ranks of a host share: one array, in the memory of its *holder*, in place of one in each rank's.
+"""Results that all ranks of a host share: one array, in the memory of its *owner*, in place of one in each rank's.
 
 Every rank gets the same from a broadcast, an all_gather or an all_reduce, and Arrays are immutable: where all ranks see the
 same memory they need one array of it. The result of a broadcast is the root's argument. An all_gather or an all_reduce with
-one result is a collective with a root, the holder, in which all ranks work, and which none of them leaves before the result
+one result is a collective with a root, the owner, in which all ranks work, and which none of them leaves before the result
 is complete: p times less is written.
 """
 
@@ -21,9 +21,9 @@ from .schedule import Schedule
 from .streams.instructions import Opcode
 from .streams.streams import Streams
 
-__all__ = ["HOLDER", "check_completion", "copies_root", "with_one_result"]
+__all__ = ["OWNER", "check_completion", "copies_root", "with_one_result"]
 
-HOLDER = 0
+OWNER = 0
 """The rank that has the result of `with_one_result`."""
 _DIRECT = {"all_gather": ("direct",), "all_reduce": ("owner", "one_shot")}
 """The algorithms in whose place a result is shared: those for memory that all ranks see. Another one was asked for by name."""
@@ -45,7 +45,7 @@ def copies_root(schedule: Schedule) -> bool:
 
 
 def with_one_result(schedule: Schedule) -> Streams | None:
-    """The verified streams of the same collective with one result, which HOLDER has; None where each rank needs its own.
+    """The verified streams of the same collective with one result, which OWNER has; None where each rank needs its own.
 
     It has the same bits: reductions are left folds in rank order in both. Raises ScheduleError for streams that are wrong.
     """
@@ -58,7 +58,7 @@ def with_one_result(schedule: Schedule) -> Streams | None:
 
 @functools.lru_cache(maxsize=64)
 def _streams(kind: str, p: int) -> Streams:
-    schedule = _TO_HOLDER[kind](p)
+    schedule = _TO_OWNER[kind](p)
     if schedule.collective.meaning.reduces and not schedule.prove().left_fold:
         raise ScheduleError(f"the shared result of {kind} is not combined in the order of ranks.")
     streams = _all_wait(schedule.streams()).verify()
@@ -67,19 +67,19 @@ def _streams(kind: str, p: int) -> Streams:
 
 
 def _gathered(p: int) -> Schedule:
-    """Every rank writes its own block to the holder."""
+    """Every rank writes its own block to the owner."""
     r = np.arange(p)
-    return _schedule(Collective("gather", p, HOLDER), Move((HOLDER, "output", r), (r, "input", 0), by=r))
+    return _schedule(Collective("gather", p, OWNER), Move((OWNER, "output", r), (r, "input", 0), by=r))
 
 
 def _reduced(p: int) -> Schedule:
-    """Rank r combines the chunks r of all ranks, in their order, and writes the result to the holder."""
+    """Rank r combines the chunks r of all ranks, in their order, and writes the result to the owner."""
     r = np.arange(p)
-    combine = Move((HOLDER, "output", r), [(i, "input", r) for i in range(p)], by=r)
-    return _schedule(Collective("reduce", p, HOLDER, chunks=p), combine)
+    combine = Move((OWNER, "output", r), [(i, "input", r) for i in range(p)], by=r)
+    return _schedule(Collective("reduce", p, OWNER, chunks=p), combine)
 
 
-_TO_HOLDER: Mapping[str, Callable[[int], Schedule]] = {"all_gather": _gathered, "all_reduce": _reduced}
+_TO_OWNER: Mapping[str, Callable[[int], Schedule]] = {"all_gather": _gathered, "all_reduce": _reduced}
 
 
 def _schedule(collective: Collective, move: Move) -> Schedule:

@@ -120,7 +120,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("uninterrupted",), ("arena",), ("heap",), ("peer_access", "wait_graph"), ("plan",),
         ("decision_log", "passed_arguments"), ("process_notes",),
         ("communicators", "results", "recorded_kernel"), ("diagnosis", "plan_fast_path", "suspicion"),
-        ("lending", "decisions", "first_calls"), ("collective_group",), ("entry", "values"), ("shm_transport",),
+        ("shared_buffers", "decisions", "first_calls"), ("collective_group",), ("entry", "values"), ("shm_transport",),
     ),
     "transports.mpi": (("mpi_library",), ("mpi_collectives",), ("mpi_transport",)),
     "transports.nccl": (

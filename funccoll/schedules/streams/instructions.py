@@ -124,8 +124,8 @@ class Opcode(IntEnum):
     """Publish this rank's cell, and with it the arrays that it holds. The history goes on."""
     ONCE = 21, "done words"
     """Go on `words` further, but for the first time."""
-    SKIP_LENT = 22, "slot words"
-    """Go on `words` further where a peer has lent the array that they would copy: `slot` has its address, else the heap's."""
+    SKIP_SHARED = 22, "slot words"
+    """Go on `words` further where a peer has shared the array that they would copy: `slot` has its address, else the heap's."""
 
     @property
     def words(self) -> int:

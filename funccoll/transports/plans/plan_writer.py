@@ -175,9 +175,9 @@ class SegmentWriter:
         root = s.schedule.collective.root
         for number in self.layouts:
             dtype, begin = c.call.operands[number].dtype, len(self.code)
-            may_skip = c.lends and self.rank != root
+            may_skip = c.shares_argument and self.rank != root
             if may_skip:
-                self.emit(Opcode.SKIP_LENT, slot=c.scratch_slot(root, number), words=0)
+                self.emit(Opcode.SKIP_SHARED, slot=c.scratch_slot(root, number), words=0)
             for length, rows, starts in aligned(self.transit.cut(self.runs(i, number), dtype.itemsize)):
                 places = [self.place(number, slot, at * dtype.itemsize, step * dtype.itemsize) for slot, at, step in starts]
                 destinations, sources = places[: len(dsts)], places[len(dsts) :]
@@ -193,7 +193,7 @@ class SegmentWriter:
                     nbytes = sign * length * dtype.itemsize
                     self.emit(Opcode.COPY, nbytes=nbytes, rows=rows, source=sources, destinations=destinations)
             if may_skip:
-                Opcode.SKIP_LENT.write(self.code, begin, "words", len(self.code) - begin)
+                Opcode.SKIP_SHARED.write(self.code, begin, "words", len(self.code) - begin)
 
     def place(self, number: int, slot: int, start: int, step: int) -> MemoryOperand:
         """Rows of an array, in bytes behind the address in a slot."""

@@ -81,9 +81,9 @@ class PlannedCollective:
     is_eager: bool = False
     """True when it goes through cells: see `eager`."""
     one_result: Streams | None = None
-    """The streams with one result for all ranks, which HOLDER has: see `shared_results`."""
-    lends: bool = False
-    """True where the root of a broadcast may lend its argument: then its slot of scratch has the address, else the heap's."""
+    """The streams with one result for all ranks, which OWNER has: see `shared_results`."""
+    shares_argument: bool = False
+    """True where the root of a broadcast may share its argument: then its slot of scratch has the address, else the heap's."""
     target: Target = CPU
     awaited: frozenset[tuple[int, int]] | None = None
     """Of a launch, which ranks enter and leave together: the values that ranks wait for meanwhile, as (rank, value); see
@@ -97,7 +97,7 @@ class PlannedCollective:
     @cached_property
     def hash(self) -> int:
         """A hash of the call, the same on all ranks: a peer that shows another one runs something else."""
-        return self.call.hash(self.segments, self.lends or self.one_result is not None)
+        return self.call.hash(self.segments, self.shares_argument or self.one_result is not None)
 
     @property
     def span(self) -> int:

@@ -15,7 +15,7 @@ from ...errors import system_reason
 from ...job.host import address_space_limits, available_memory
 from .uninterrupted import one_step
 
-__all__ = ["ALIGNMENT", "LARGE", "LARGEST", "LENDABLE", "PAGE", "Arena", "Pages", "block_size", "tail_size"]
+__all__ = ["ALIGNMENT", "LARGE", "LARGEST", "PAGE", "SHAREABLE", "Arena", "Pages", "block_size", "tail_size"]
 
 PAGE = 4096
 ALIGNMENT = 128
@@ -25,7 +25,7 @@ LARGE = 32 << 20
 
 LARGEST = 64 << 30
 """Bytes of address space of an arena, where nothing limits it."""
-LENDABLE = 1 << 17
+SHAREABLE = 1 << 17
 """Bytes of an array from which on its block has a tail."""
 
 _SMALL = 1 << 20  # blocks up to here have two sizes per power of two, larger ones eight
@@ -48,7 +48,7 @@ def tail_size(nbytes: int, nranks: int) -> int:
 
     Whole pages, because those of large blocks are given back to the system.
     """
-    return 0 if nbytes < LENDABLE else -(-8 * nranks // PAGE) * PAGE
+    return 0 if nbytes < SHAREABLE else -(-8 * nranks // PAGE) * PAGE
 
 
 class Pages:

@@ -45,12 +45,12 @@ from ..plans.message_table import MessageTable
 from .arena import block_size
 from .communicators import Communicators
 from .diagnosis import Diagnosis, require_turn, wrong_argument, wrong_count
-from .lending import Lending
 from .plan import build_plan
 from .plan_fast_path import TUPLE_HEAD, PlanFastPath
 from .recorded_kernel import RecordedKernel
 from .results import UNSHARED_REFCOUNT as MEASURED_REFCOUNT
 from .results import ResultPool, new_result
+from .shared_buffers import SharedBuffers
 from .suspicion import Suspicion
 
 __all__ = ["CollectiveGroup"]
@@ -98,7 +98,7 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
         self._buffers: list[np.ndarray] = []  # memory that all calls use
         self._allocate()
         count = lambda: int(self.registry.bases[self.communicators[0].number])
-        self._lending = Lending(plan, self.heap, self.world.rank, self._addresses, count) if plan.shared else None
+        self._shared_buffers = SharedBuffers(plan, self.heap, self.world.rank, self._addresses, count) if plan.shared else None
         """None where no result is shared."""
         self._make_frame()
         register(self)
@@ -115,7 +115,7 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
     def _maker(self, number: int, operand: Operand, is_bound: bool) -> Callable[[], np.ndarray]:
         """A function that returns an array for a result."""
         if number in self.plan.shared:
-            return _no_array  # `Lending` has one
+            return _no_array  # `SharedBuffers` has one
         return partial(new_result, self.heap, operand) if is_bound else new_result(self.heap, operand, zeros=True).view
 
     def _allocate(self) -> None:
@@ -178,13 +178,13 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
             self._ownership.words.ctypes.data, self.registry.busy, self._numbers,
             self._results.kept, self._results.others, count, len(self.plan.results),
         )  # fmt: skip
-        self.is_fast = self._lending is None
+        self.is_fast = self._shared_buffers is None
 
     def record(self, recorder: Recorder | None) -> None:
         """See `Recordable`. Each instruction is recorded."""
         plain = interpreter(self.frame.ctypes.data)
         self._kernel = plain if recorder is None else RecordedKernel(recorder, self, plain)
-        self.is_fast = recorder is None and self._lending is None
+        self.is_fast = recorder is None and self._shared_buffers is None
 
     # ------------------------------------------------------------ calling
 
@@ -213,27 +213,27 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
 
     def _run(self, arrays: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
         """Call it from a thread that may."""
-        words, busy, lending, results, began = self._words, self.registry.busy, self._lending, (), False
+        words, busy, buffers, results, began = self._words, self.registry.busy, self._shared_buffers, (), False
         try:
             for number in self._numbers:
                 busy[number] = 1
             results = self._results.others()
-            if lending is not None:
-                arrays, results = lending.prepare(self._bindable(arrays), results)
+            if buffers is not None:
+                arrays, results = buffers.prepare(self._bindable(arrays), results)
             words[WORD.arguments], words[WORD.results] = id(arrays) + TUPLE_HEAD, id(results) + TUPLE_HEAD
             began = True
             self._kernel()
             if words[WORD.status] != FINISHED:
                 results = self.finish(arrays, results)
             self.is_complete = True
-            if lending is not None:
-                return lending.receive(results)
+            if buffers is not None:
+                return buffers.receive(results)
             return (*results,)  # a new tuple: the pool must see that its arrays are in use
         except BaseException as error:
             if began:
                 self.interrupted(arrays, results, error)
-            if lending is not None and (self.is_complete or not began):
-                lending.repair()
+            if buffers is not None and (self.is_complete or not began):
+                buffers.repair()
             raise
         finally:
             for number in self._numbers:
@@ -259,7 +259,7 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
         It may be told twice of one.
         """
         self.is_complete = self._words[WORD.status] == FINISHED
-        untouched = self._words[WORD.status] == NEEDS_FALLBACK and self._lending is None  # nothing was published, nor lent
+        untouched = self._words[WORD.status] == NEEDS_FALLBACK and self._shared_buffers is None  # nothing was published
         if not self.is_complete and not untouched:
             self.registry.abandon(error, (arrays, results, self), self._diagnosis().name)
 
@@ -280,7 +280,7 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
         """
         pc = self._words[WORD.fault_pc]
         number = Opcode.BIND_ARG.read(self._code, pc, "argument")
-        if number < 0 and self._lending is not None:  # something else refers to them, a debugger say
+        if number < 0 and self._shared_buffers is not None:  # something else refers to them, a debugger say
             return arrays, tuple([result.view() for result in results])
         if number < 0:
             return arrays, self._results.others()

@@ -8,12 +8,12 @@ An array's memory goes back to its arena when the last view of it is gone, which
 alive because its base, the mapping, is not an array: NumPy follows bases only as far as they are arrays. The mapping itself
 lives as long as an array in it. Callbacks of weak references are C functions (`uninterrupted`): a signal may come at any time.
 
-The file is mapped twice. What users get of a block, and what ranks borrow, lies in the read-only mapping (`SharedMapping`).
+The file is mapped twice. What users get of a block, and what ranks acquire, lies in the read-only mapping (`SharedMapping`).
 
-A block of 128 KiB or more can be *lent*: other ranks then have read-only arrays of its memory, and its owner keeps it until
-all of them have given it back, which they do when the last view of their array is gone. Behind each such block is a *tail*, in
-which every rank counts how often it has given the block back, in a word that only it writes; the owner compares with how
-often it has lent it.
+A block of 128 KiB or more can be a *shared buffer*: its owner *publishes* it, other ranks *acquire* it, as read-only arrays of
+its memory, and the owner keeps it until all of them have *released* it: when the last view of their array is gone. Behind
+each such block is a *tail*, in which every rank counts how often it has released the block, in a word that only it
+writes; the owner compares with how often it has published it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from ...core.c_extension import extension
 from ...core.display import size_text
 from ...errors import DTypeError, FunccollError, RendezvousError, ShapeError, system_reason
 from ...job.host import address_space_limits, available_memory
-from .arena import LARGE, LARGEST, LENDABLE, PAGE, Arena, block_size, tail_size
+from .arena import LARGE, LARGEST, PAGE, SHAREABLE, Arena, block_size, tail_size
 from .uninterrupted import one_step
 
 __all__ = ["CONTROL", "HEADER", "Heap", "create", "largest_arena"]
@@ -156,8 +156,8 @@ class _Lease(weakref.ref):
     offset: int
 
 
-class _Borrowed(weakref.ref):
-    """The weak reference to an array of a lent block, whose callback counts that this rank has given it back."""
+class _Acquired(weakref.ref):
+    """The weak reference to an array of a shared buffer, whose callback counts that this rank has released it."""
 
     __slots__ = ("offset", "size")
 
@@ -165,8 +165,8 @@ class _Borrowed(weakref.ref):
     size: int
 
 
-class _Lent:
-    """A lent block: how often each rank has got it, and the index of the words that count how often each gave it back."""
+class _SharedBuffer:
+    """A shared buffer: how often it was published for each rank, and the index of the words that count releases."""
 
     __slots__ = ("block", "counts", "tail")
 
@@ -174,8 +174,8 @@ class _Lent:
         self.block, self.counts, self.tail = block, counts, tail
 
 
-Loan = tuple[_Lent, np.ndarray]
-"""A lent block, and how often each rank was to get it."""
+Publication = tuple[_SharedBuffer, np.ndarray]
+"""A shared buffer, and how often each rank was to acquire it."""
 
 
 class Heap:
@@ -219,12 +219,12 @@ class Heap:
         self._leases: dict[int, _Lease] = {}  # by offset; those of blocks that were freed, too
         self._has_lost = False  # an exception may have lost a block on its way
         self.nranks, self._local_rank = nranks, local_rank
-        self._lent: dict[int, _Lent] = {}  # by offset
+        self._shared: dict[int, _SharedBuffer] = {}  # by offset
         self._words = memoryview(self._mapping).cast("B").cast("q")
         self._zeros = memoryview(bytes(8 * nranks)).cast("q")
-        self._lent_since = 0  # how many blocks were lent since all were looked at
-        self._borrowed: dict[int, _Borrowed] = {}  # by id; also some of arrays that are gone
-        self._most_borrowed = _FEW
+        self._published_since = 0  # how many blocks were published since all were looked at
+        self._acquired: dict[int, _Acquired] = {}  # by id; also some of arrays that are gone
+        self._most_acquired = _FEW
         self._kept_alive: list[Any] = []
 
     # ------------------------------------------------------------ arrays
@@ -255,9 +255,9 @@ class Heap:
 
     # ------------------------------------------------------------ blocks that several ranks have
 
-    def lendable(self, array: Any) -> np.ndarray | None:
+    def shareable(self, array: Any) -> np.ndarray | None:
         """The block of this rank's that an array is all of, where nothing can write into it through the array; else None."""
-        if type(array) is not np.ndarray or (offset := self.offset_of(array)) < 0 or array.nbytes < LENDABLE:
+        if type(array) is not np.ndarray or (offset := self.offset_of(array)) < 0 or array.nbytes < SHAREABLE:
             return None
         lease = self._leases.get(offset)
         block = None if lease is None else lease()
@@ -266,68 +266,68 @@ class Heap:
         is_view = array.base is block and not array.flags.writeable
         return block if array is block or is_view or self._pointer(array) != self.base + offset else None
 
-    def lend(self, block: np.ndarray, times: np.ndarray, loans: list[Loan] | None = None) -> int:
-        """Keep a block of this rank's until each (local) rank has given it back as often as it borrows it: `times`.
+    def publish(self, block: np.ndarray, times: np.ndarray, published: list[Publication] | None = None) -> int:
+        """Keep a block of this rank's until each (local) rank has released it as often as it acquires it: `times`.
 
-        From now on nothing writes into it. Returns its offset. `loans` gets the loan in the same step: for `take_back`.
+        From now on nothing writes into it. Returns its offset. In the same step `published` gets what `unpublish` needs.
         """
         block.flags.writeable = False
         offset = self.offset_of(block)
         self._refuse_nested()
         with self._lock:
-            if self._lent_since >= len(self._lent):
+            if self._published_since >= len(self._shared):
                 self._settle()
-            self._lent_since += 4  # so that a job which keeps many blocks looks at four for each that it lends
-            lent = self._lent.get(offset)
-            if lent is None:
+            self._published_since += 4  # so that a job which keeps many blocks looks at four for each that it publishes
+            shared = self._shared.get(offset)
+            if shared is None:
                 tail = (offset + block_size(block.nbytes)) // 8
                 self._words[tail : tail + self.nranks] = self._zeros
-                lent = self._lent[offset] = _Lent(block, np.zeros(self.nranks, np.int64), tail)
-            noted = [] if loans is None else [(loans.append, (lent, times))]
-            one_step((np.add, lent.counts, times, lent.counts), *noted)()
+                shared = self._shared[offset] = _SharedBuffer(block, np.zeros(self.nranks, np.int64), tail)
+            noted = [] if published is None else [(published.append, (shared, times))]
+            one_step((np.add, shared.counts, times, shared.counts), *noted)()
         return offset
 
-    def take_back(self, loans: list[Loan]) -> None:
-        """Undo loans of which no other rank knows. Once more, where an exception has left it: each is undone once."""
+    def unpublish(self, published: list[Publication]) -> None:
+        """Undo publications of which no other rank knows. Once more, where an exception has left it: each is undone once."""
         with self._lock:
-            while loans:
-                lent, times = loans[-1]
-                one_step((np.subtract, lent.counts, times, lent.counts), (loans.pop,))()
+            while published:
+                shared, times = published[-1]
+                one_step((np.subtract, shared.counts, times, shared.counts), (published.pop,))()
 
-    def borrow(
+    def acquire(
         self, offset: int, shape: tuple[int, ...], dtype: Any, noted: Iterator[object] = _NOTHING
     ) -> np.ndarray:
-        """The read-only array of a lent block, which is given back when the last view of it is gone.
+        """The read-only array of a shared buffer, which is released when the last view of it is gone.
 
-        In the step from which on it will be given back an item of `noted` is taken: an iterator that C functions make.
+        In the step from which on it will be released an item of `noted` is taken: an iterator that C functions make.
         """
         self._open()
         array = np.ndarray((math.prod(shape),), dtype, self._reading, offset)
-        given_back: list[Any] = []  # the arguments of what the callback calls: nothing yet
-        borrowed = _Borrowed(array, partial(next, starmap(np.add, given_back)))
-        borrowed.offset, borrowed.size = offset, array.nbytes
+        released: list[Any] = []  # the arguments of what the callback calls: nothing yet
+        acquired = _Acquired(array, partial(next, starmap(np.add, released)))
+        acquired.offset, acquired.size = offset, array.nbytes
         tail = offset + block_size(array.nbytes)
         word = np.ndarray((1,), np.int64, self._mapping, tail + 8 * self._local_rank)
-        self._borrowed[id(borrowed)] = borrowed
-        next(zip(map(given_back.append, ((word, _ONE, word),)), noted, strict=False))  # see `one_step`
-        if len(self._borrowed) > self._most_borrowed:
-            for key, each in list(self._borrowed.items()):
+        self._acquired[id(acquired)] = acquired
+        next(zip(map(released.append, ((word, _ONE, word),)), noted, strict=False))  # see `one_step`
+        if len(self._acquired) > self._most_acquired:
+            for key, each in list(self._acquired.items()):
                 if each() is None:
-                    self._borrowed.pop(key, None)
-            self._most_borrowed = 2 * len(self._borrowed) + _FEW
+                    self._acquired.pop(key, None)
+            self._most_acquired = 2 * len(self._acquired) + _FEW
         return array.reshape(shape)
 
     def _settle(self) -> None:
-        """Keep lent blocks no longer that all ranks have given back."""
-        self._lent_since = 0
-        for offset, lent in list(self._lent.items()):
-            if not any(self._kept(lent)):
-                del self._lent[offset]
+        """Keep shared buffers no longer that all ranks have released."""
+        self._published_since = 0
+        for offset, shared in list(self._shared.items()):
+            if not any(self._kept(shared)):
+                del self._shared[offset]
 
-    def _kept(self, lent: _Lent) -> list[bool]:
-        """By rank, True where it has not given a block back."""
-        given_back = self._words[lent.tail : lent.tail + self.nranks].tolist()
-        return [given != got for given, got in zip(given_back, lent.counts.tolist(), strict=True)]
+    def _kept(self, shared: _SharedBuffer) -> list[bool]:
+        """By rank, True where it has not released a buffer."""
+        released = self._words[shared.tail : shared.tail + self.nranks].tolist()
+        return [given != got for given, got in zip(released, shared.counts.tolist(), strict=True)]
 
     def offset_of(self, array: np.ndarray) -> int:
         """Offset of the array's first byte in the heap; -1 for an array that is not C-contiguous, or not in it."""
@@ -372,21 +372,21 @@ class Heap:
     def stats(self) -> dict[str, Any]:
         """Statistics of this rank's arena: live arrays, and bytes of address space, committed, freed with their pages.
 
-        "lent" has, by rank, the bytes of blocks that this rank has lent to it, and that it has not given back.
+        "shared" has, by rank, the bytes of blocks that this rank has published for it, and that it has not released.
         """
         free = self._free() + self._blocks.cached_bytes
         used, committed = self._blocks.used, self._blocks.committed
-        lent = {rank: nbytes for rank, (nbytes, _) in self._kept_by().items()}
+        shared = {rank: nbytes for rank, (nbytes, _) in self._kept_by().items()}
         arrays = len(self._live())
-        return {"arrays": arrays, "arena": self.arena, "used": used, "committed": committed, "free": free, "lent": lent}
+        return {"arrays": arrays, "arena": self.arena, "used": used, "committed": committed, "free": free, "shared": shared}
 
     def _kept_by(self) -> dict[int, tuple[int, int]]:
-        """By rank, the bytes and the number of blocks that it has not given back."""
+        """By rank, the bytes and the number of blocks that it has not released."""
         kept: dict[int, tuple[int, int]] = {}
-        for lent in list(self._lent.values()):
-            for rank in np.flatnonzero(self._kept(lent)).tolist():
+        for shared in list(self._shared.values()):
+            for rank in np.flatnonzero(self._kept(shared)).tolist():
                 nbytes, number = kept.get(rank, (0, 0))
-                kept[rank] = nbytes + lent.block.nbytes, number + 1
+                kept[rank] = nbytes + shared.block.nbytes, number + 1
         return kept
 
     def _live(self) -> list[_Lease]:
@@ -400,13 +400,13 @@ class Heap:
         self._mapping = self._reading = None
         self._words = self._zeros
         self._blocks.close()
-        for table in (self._leases, self._kinds, self._sizes, self._lent):
+        for table in (self._leases, self._kinds, self._sizes, self._shared):
             table.clear()
         os.close(self._descriptor)
 
     def before_fork(self) -> None:
-        """Keep what was borrowed, until `after_fork` or `disown`: a child that drops some before must not give it back."""
-        self._kept_alive = [each() for each in list(self._borrowed.values())]
+        """Keep what was acquired, until `after_fork` or `disown`: a child that drops some before must not release it."""
+        self._kept_alive = [each() for each in list(self._acquired.values())]
 
     def after_fork(self) -> None:
         """Keep it no longer."""
@@ -422,7 +422,7 @@ class Heap:
         """
         ranges: list[list[int]] = []  # of pages
         blocks = [(lease.offset, lease.offset + lease.kind.size) for lease in self._live()]
-        blocks += [(each.offset, each.offset + each.size) for each in list(self._borrowed.values()) if each() is not None]
+        blocks += [(each.offset, each.offset + each.size) for each in list(self._acquired.values()) if each() is not None]
         for start, end in sorted(blocks):
             if ranges and start < ranges[-1][1] + _JOIN:
                 ranges[-1][1] = max(ranges[-1][1], end)
@@ -431,7 +431,7 @@ class Heap:
         # No callback is called any more: what dies here the parent still has.
         self._blocks.close()
         self._leases.clear()
-        self._borrowed.clear()
+        self._acquired.clear()
         self._kinds.clear()
         self._kept_alive = []
         if most is None or not ranges:
@@ -462,7 +462,7 @@ class Heap:
             return found
         self._refuse_nested()
         with self._lock:
-            if self._lent:
+            if self._shared:
                 self._settle()
                 found = self._freed(kind)
             if found is None:
@@ -494,7 +494,7 @@ class Heap:
         return found[0], kind.free.append
 
     def _keepers(self) -> str:
-        """The end of an error where there is no memory: the ranks that keep most of what this one has lent; "" without any."""
+        """The end of an error where there is no memory: the ranks that keep most of what this one shares; "" without any."""
         kept = sorted(self._kept_by().items(), key=lambda each: -each[1][0])
         if not kept:
             return ""

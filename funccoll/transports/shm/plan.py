@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...runtime.collective_call import CollectiveCall, Operand
-from ...schedules.shared_results import HOLDER, copies_root, with_one_result
+from ...schedules.shared_results import OWNER, copies_root, with_one_result
 from ...schedules.streams.instructions import LEFT_TO_STAGE, READ_DIRECTLY, UNALLOCATED, Opcode, disassemble
 from ..plans import staging
 from ..plans.control_block import CellRing, Communicator
@@ -23,7 +23,7 @@ from ..plans.eager import ring_of, write_eagerly
 from ..plans.plan_writer import write_collective
 from ..plans.planned_collective import PlannedCollective, exceeds_caches, layouts_of
 from ..plans.transit import Message
-from .arena import LENDABLE
+from .arena import SHAREABLE
 
 __all__ = ["DESCRIPTION", "DESCRIPTION_BYTES", "Allocation", "Plan", "build_plan"]
 
@@ -64,14 +64,14 @@ class SharedResult(NamedTuple):
 
     ranks: tuple[int, ...]
     """World ranks."""
-    holder: int
+    owner: int
     """The one that has it in its memory."""
     slot: int
-    """The slot that has its address in the end; of a broadcast the heap's where the root has not lent its argument."""
+    """The slot that has its address in the end; of a broadcast the heap's where the root has not shared its argument."""
     argument: int | None
-    """Of a broadcast, the root's argument; None for an array that the holder makes."""
+    """Of a broadcast, the root's argument; None for an array that the owner makes."""
     always: bool = True
-    """False where the root of a broadcast lends only what it need not copy; others then copy it themselves."""
+    """False where the root of a broadcast shares only what it need not copy; others then copy it themselves."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +167,7 @@ def _planned(
     schedule, operands = call.schedule, call.operands
     is_eager = ring_of([schedule], layouts_of(schedule, operands), communicator) is not None
     can_share = shares_results and not is_eager and not communicator.hosts and all(_is_large(operand) for operand in operands)
-    lends = can_share and copies_root(schedule)
+    shares_argument = can_share and copies_root(schedule)
     one_result = with_one_result(schedule) if can_share and exceeds_caches(operands, communicator) else None
     if one_result is not None:
         schedule = one_result.schedule
@@ -186,13 +186,13 @@ def _planned(
         shared = staging.shared_chunks(streams, communicator.rank)
     return PlannedCollective(
         call, communicator, first_slot, segments, shared, reads_directly=direct, is_eager=is_eager, one_result=one_result,
-        lends=lends,
+        shares_argument=shares_argument,
     )  # fmt: skip
 
 
 def _is_large(operand: Operand) -> bool:
-    """True for an operand whose result can be lent, which takes some microseconds."""
-    return operand.argument is not None and operand.out_nbytes >= LENDABLE
+    """True for an operand whose result can be shared, which takes some microseconds."""
+    return operand.argument is not None and operand.out_nbytes >= SHAREABLE
 
 
 def _entries(planned: Sequence[PlannedCollective]) -> Iterator[tuple[Sequence[PlannedCollective], CellRing | None]]:
@@ -217,7 +217,7 @@ def _shared_result(collective: PlannedCollective, i: int) -> SharedResult:
     """Array i of a collective whose results are shared."""
     members = collective.communicator.members
     if collective.one_result is not None:
-        return SharedResult(members, members[HOLDER], collective.output_slot(HOLDER, i), None)
+        return SharedResult(members, members[OWNER], collective.output_slot(OWNER, i), None)
     root, operands = collective.schedule.collective.root, collective.call.operands
     argument, slot = operands[i].argument, collective.scratch_slot(root, i)
     return SharedResult(members, members[root], slot, argument, collective.exceeds_caches)
@@ -234,7 +234,7 @@ def _hash(collectives: Sequence[PlannedCollective]) -> int:
 def _is_read_by_others(collective: PlannedCollective) -> bool:
     """True where other ranks of the host read this rank's input in place."""
     if collective.one_result is not None and not collective.schedule.collective.meaning.reduces:
-        return False  # they write it to the holder
+        return False  # they write it to the owner
     return not collective.is_eager and len(collective.communicator.neighbours) > 1
 
 
@@ -255,9 +255,9 @@ class _Bindings:
         call, rank = collective.call, collective.communicator.rank
         has_output = bool(call.schedule.collective.has_output(rank))
         if collective.one_result is not None:
-            has_output = rank == HOLDER
-        elif collective.lends and collective.exceeds_caches:
-            has_output = rank == collective.schedule.collective.root  # it always lends one
+            has_output = rank == OWNER
+        elif collective.shares_argument and collective.exceeds_caches:
+            has_output = rank == collective.schedule.collective.root  # it always shares one
         if collective.shared is not None:
             self.allocate(collective.staging_bytes, collective.staging_slot)
         for i, operand in enumerate(call.operands):
@@ -282,7 +282,7 @@ class _Bindings:
                 self._bind(~len(self.results), output, 0, UNALLOCATED)
             else:
                 self._empty.append(output)  # no rank touches it
-            if collective.lends or collective.one_result is not None:
+            if collective.shares_argument or collective.one_result is not None:
                 self.shared[len(self.results)] = _shared_result(collective, i)
             self.results.append((operand, has_output))
 

@@ -1,4 +1,4 @@
-"""Results that ranks share: their schedules, the blocks that ranks lend each other, and that results are right."""
+"""Results that ranks share: their schedules, the blocks that ranks publish for each other, and that results are right."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from funccoll.errors import ScheduleError
 from funccoll.schedules.collective import KINDS
 from funccoll.schedules.shared_results import check_completion, copies_root, with_one_result
 from funccoll.schedules.streams.instructions import Opcode
-from funccoll.transports.shm.arena import LARGE, LENDABLE, tail_size
+from funccoll.transports.shm.arena import LARGE, SHAREABLE, tail_size
 from funccoll.transports.shm.heap import Heap, create
 from tests.support.cases import shared_result_cases as cases
 from tests.support.example_counts import examples
@@ -65,7 +65,7 @@ def test_which_collectives_have_one_result():
     assert with_one_result(schedules.build("all_gather", 4, channels=2)) is None
 
 
-def test_in_which_broadcasts_the_root_can_lend_its_argument():
+def test_in_which_broadcasts_the_root_can_share_its_argument():
     for kind in KINDS:
         for algorithm in schedules.algorithms(kind, 4):
             assert copies_root(schedules.build(kind, 4, algorithm)) == ((kind, algorithm) == ("broadcast", "flat"))
@@ -93,25 +93,25 @@ def pair():
         yield both
 
 
-COUNT = LENDABLE // 8
+COUNT = SHAREABLE // 8
 
 
 TO_OTHER = np.array([0, 1])
-"""How often the ranks of `pair` borrow what the first one lends."""
+"""How often the ranks of `pair` acquire what the first one publishes."""
 
 
-def given_back(heap):
+def released(heap):
     heap._settle()
-    return not heap._lent
+    return not heap._shared
 
 
-def test_a_lent_block_is_kept_until_it_is_given_back(pair):
+def test_a_shared_block_is_kept_until_it_is_released(pair):
     owner, other = pair
     block = owner.array((COUNT,), "f8")
     block[:] = 1
-    offset = owner.lend(block, TO_OTHER)
+    offset = owner.publish(block, TO_OTHER)
     assert not block.flags.writeable
-    found = other.borrow(offset, (COUNT,), "f8")
+    found = other.acquire(offset, (COUNT,), "f8")
     assert (found == 1).all() and not found.flags.writeable
     for array in (found, found[...], found.reshape(-1, 8)):
         with pytest.raises(ValueError, match="WRITEABLE"):
@@ -121,59 +121,59 @@ def test_a_lent_block_is_kept_until_it_is_given_back(pair):
     assert all(owner.offset_of(one) != offset for one in taken)
     view = found[5:7]
     del found
-    assert not given_back(owner) and view.tolist() == [1, 1]
+    assert not released(owner) and view.tolist() == [1, 1]
     del view
-    assert given_back(owner)
+    assert released(owner)
     assert owner.offset_of(owner.array((COUNT,), "f8")) == offset  # the block that was freed last
 
 
-def test_a_block_is_lent_several_times_at_once(pair):
+def test_a_block_is_published_several_times_at_once(pair):
     owner, other = pair
     block = owner.array((COUNT,), "f8")
-    offset = owner.lend(block, TO_OTHER)
-    first = other.borrow(offset, (COUNT,), "f8")
-    owner.lend(block, TO_OTHER)
-    del first  # before the other is borrowed
-    assert not given_back(owner)
-    second = other.borrow(offset, (COUNT,), "f8")
-    assert not given_back(owner)
+    offset = owner.publish(block, TO_OTHER)
+    first = other.acquire(offset, (COUNT,), "f8")
+    owner.publish(block, TO_OTHER)
+    del first  # before the other is acquired
+    assert not released(owner)
+    second = other.acquire(offset, (COUNT,), "f8")
+    assert not released(owner)
     del second
-    assert given_back(owner)
-    owner.lend(block, TO_OTHER)
-    assert not given_back(owner)  # its words begin anew
-    other.borrow(offset, (COUNT,), "f8")
-    assert given_back(owner)
+    assert released(owner)
+    owner.publish(block, TO_OTHER)
+    assert not released(owner)  # its words begin anew
+    other.acquire(offset, (COUNT,), "f8")
+    assert released(owner)
 
 
-DEEDS = st.sampled_from(["lend", "lend", "lend again", "borrow", "borrow", "borrow", "drop", "drop"])
+DEEDS = st.sampled_from(["publish", "publish", "publish again", "acquire", "acquire", "acquire", "drop", "drop"])
 TIMES = np.array([[0, 1, 1], [0, 1, 0], [0, 0, 2], [0, 2, 1]])
 
 
 @examples(400, few=60)
 @given(st.lists(st.tuples(DEEDS, st.integers(0, 23)), min_size=10, max_size=30))
 def test_no_block_is_used_again_before_all_have_given_it_back(deeds):
-    """Two ranks borrow, more than once, what the first one lends, and give it back in any order.
+    """Two ranks acquire, more than once, what the first one publishes, and release it in any order.
 
     After each step the first one looks for blocks that are not needed any more, and writes into all that are free.
     """
     with heaps(3) as (owner, *others):
-        kept, waiting, held = [], [], []  # by the owner, to be lent again; loans; what others have borrowed
+        kept, waiting, held = [], [], []  # by the owner, to be published again; publications; what others have acquired
         for value, (deed, number) in enumerate(deeds):
             block = None
-            if deed == "lend":
+            if deed == "publish":
                 block = owner.array((COUNT,), "f8")
                 block[0] = value
                 kept += [block] if number % 2 else []
-            elif deed == "lend again" and kept:
+            elif deed == "publish again" and kept:
                 block = kept.pop(number % len(kept))
-            elif deed == "borrow" and waiting:
-                other, offset, lent = waiting.pop(number % len(waiting))
-                held.append((other.borrow(offset, (COUNT,), "f8"), lent))
+            elif deed == "acquire" and waiting:
+                other, offset, published = waiting.pop(number % len(waiting))
+                held.append((other.acquire(offset, (COUNT,), "f8"), published))
             elif deed == "drop" and held:
                 held.pop(number % len(held))
             if block is not None:
                 times = TIMES[number % len(TIMES)]
-                offset = owner.lend(block, times)
+                offset = owner.publish(block, times)
                 waiting += [(others[i], offset, float(block[0])) for i in (0, 1) for _ in range(times[1 + i])]
             block = None
             owner._settle()
@@ -181,30 +181,30 @@ def test_no_block_is_used_again_before_all_have_given_it_back(deeds):
             for array in free:
                 array[0] = -1
             del array, free
-            assert [owner.view(offset, (1,), "f8")[0] for _, offset, _ in waiting] == [lent for *_, lent in waiting]
-            assert [array[0] for array, _ in held] == [lent for _, lent in held]
+            assert [owner.view(offset, (1,), "f8")[0] for _, offset, _ in waiting] == [published for *_, published in waiting]
+            assert [array[0] for array, _ in held] == [published for _, published in held]
         for other, offset, _ in waiting:
-            other.borrow(offset, (COUNT,), "f8")
+            other.acquire(offset, (COUNT,), "f8")
         held.clear(), kept.clear()
-        assert given_back(owner) and owner.stats()["arrays"] == 0
+        assert released(owner) and owner.stats()["arrays"] == 0
 
 
 def test_blocks_that_are_not_needed_any_more_are_looked_for_now_and_then(pair):
     owner, other = pair
     for _ in range(50):
-        offset = owner.lend(owner.array((COUNT,), "f8"), TO_OTHER)
-        other.borrow(offset, (COUNT,), "f8")
-    assert len(owner._lent) <= 2 and owner.stats()["used"] < 10 * LENDABLE
-    held = [other.borrow(owner.lend(owner.array((COUNT,), "f8"), TO_OTHER), (COUNT,), "f8") for _ in range(100)]
-    assert 100 <= len(owner._lent) <= 102
+        offset = owner.publish(owner.array((COUNT,), "f8"), TO_OTHER)
+        other.acquire(offset, (COUNT,), "f8")
+    assert len(owner._shared) <= 2 and owner.stats()["used"] < 10 * SHAREABLE
+    held = [other.acquire(owner.publish(owner.array((COUNT,), "f8"), TO_OTHER), (COUNT,), "f8") for _ in range(100)]
+    assert 100 <= len(owner._shared) <= 102
     held.clear()
-    owner.lend(owner.array((COUNT,), "f8"), TO_OTHER)
+    owner.publish(owner.array((COUNT,), "f8"), TO_OTHER)
     for _ in range(30):
-        other.borrow(owner.lend(owner.array((COUNT,), "f8"), TO_OTHER), (COUNT,), "f8")
-    assert len(owner._lent) < 20
+        other.acquire(owner.publish(owner.array((COUNT,), "f8"), TO_OTHER), (COUNT,), "f8")
+    assert len(owner._shared) < 20
 
 
-def test_what_can_be_lent(pair):
+def test_what_can_be_shared(pair):
     owner, other = pair
     block = owner.array((2, COUNT), "f8")
     reading = block[...]
@@ -212,18 +212,18 @@ def test_what_can_be_lent(pair):
     part, strided, small = block[:1], block[:, :2], owner.array((4,), "f8")
     for one in (part, strided):
         one.flags.writeable = False
-    assert owner.lendable(block) is block and owner.lendable(reading) is block
-    assert owner.lendable(reading.reshape(-1)) is block
+    assert owner.shareable(block) is block and owner.shareable(reading) is block
+    assert owner.shareable(reading.reshape(-1)) is block
     for refused in (block[...], part, strided, small, np.ones(COUNT), 3.0):
-        assert owner.lendable(refused) is None
-    assert other.lendable(other.borrow(owner.lend(block, TO_OTHER), block.shape, "f8")) is None  # it is another rank's
+        assert owner.shareable(refused) is None
+    assert other.shareable(other.acquire(owner.publish(block, TO_OTHER), block.shape, "f8")) is None  # it is another rank's
 
 
 @pytest.mark.parametrize("nranks", [1, 2, 16, 17, 64])
-@in_groups("nbytes", [0, 64, LENDABLE - 1, LENDABLE, LENDABLE + 1, 4 << 20, LARGE - 1, LARGE, LARGE + 1])
+@in_groups("nbytes", [0, 64, SHAREABLE - 1, SHAREABLE, SHAREABLE + 1, 4 << 20, LARGE - 1, LARGE, LARGE + 1])
 def test_a_tail_has_a_word_for_each_rank(nbytes, nranks):
     tail = tail_size(nbytes, nranks)
-    assert tail >= 8 * nranks if nbytes >= LENDABLE else tail == 0
+    assert tail >= 8 * nranks if nbytes >= SHAREABLE else tail == 0
     assert tail % 4096 == 0
 
 
@@ -231,7 +231,7 @@ def test_a_forked_child_has_copies_and_gives_nothing_back(pair):
     owner, other = pair
     block = owner.array((COUNT,), "f8")
     block[:] = 3
-    found = other.borrow(owner.lend(block, TO_OTHER), (COUNT,), "f8")
+    found = other.acquire(owner.publish(block, TO_OTHER), (COUNT,), "f8")
     (reading, writing), (copied, copies) = os.pipe(), os.pipe()
     child = os.fork()
     if not child:
@@ -248,9 +248,9 @@ def test_a_forked_child_has_copies_and_gives_nothing_back(pair):
     assert os.waitpid(child, 0)[1] == 0
     for end in (reading, writing, copied, copies):
         os.close(end)
-    assert (found == 4).all() and not given_back(owner)
+    assert (found == 4).all() and not released(owner)
     del found
-    assert given_back(owner)
+    assert released(owner)
 
 
 # ---------------------------------------------------------------- programs
@@ -274,20 +274,20 @@ def test_shared_results_have_the_bits_of_virtual_devices(n):
 
 @pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_memory_that_all_ranks_have_left_is_used_again(n):
-    for committed, later, lent in launch(cases.steady, n):
-        assert later == committed and lent <= 4
+    for committed, later, published in launch(cases.steady, n):
+        assert later == committed and published <= 4
 
 
 def test_nothing_is_written_into_what_others_have():
     launch(cases.overwrites, 2)
 
 
-def test_results_are_given_back_by_calls_that_an_exception_leaves():
-    (first, _), (second, lent) = launch(cases.interrupted, 2)
-    assert first == second == [1.0] and lent == 0
+def test_results_are_released_by_calls_that_an_exception_leaves():
+    (first, _), (second, published) = launch(cases.interrupted, 2)
+    assert first == second == [1.0] and published == 0
 
 
-def test_nothing_stays_lent_where_there_was_no_memory():
+def test_nothing_stays_published_where_there_was_no_memory():
     assert launch(cases.short_of_memory, 2)[1] == 0
 
 
@@ -302,16 +302,16 @@ def test_a_fork_sees_no_later_values():
 # ---------------------------------------------------------------- interrupts
 
 
-def test_loans_survive_an_interrupt_at_any_place():
-    (first, _, lent, lost), (second, complete, none, nothing) = launch(cases.interrupted_anywhere, 2, 250)
-    assert first > 100 and second > 10 and complete > 30  # the second one borrows when calls are complete
-    assert lent == none == {} and lost == nothing == []
+def test_shared_buffers_survive_an_interrupt_at_any_place():
+    (first, _, published, lost), (second, complete, none, nothing) = launch(cases.interrupted_anywhere, 2, 250)
+    assert first > 100 and second > 10 and complete > 30  # the second one acquires when calls are complete
+    assert published == none == {} and lost == nothing == []
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
-def test_no_interrupt_is_lost_and_nothing_stays_lent(seed):
-    for raised, came, dropped, lent in launch(cases.stormed, 2, seed, 100):
-        assert raised > 20 and (came, dropped, lent) == (raised, [], {})
+def test_no_interrupt_is_lost_and_nothing_stays_published(seed):
+    for raised, came, dropped, published in launch(cases.stormed, 2, seed, 100):
+        assert raised > 20 and (came, dropped, published) == (raised, [], {})
 
 
 def interrupted_allocation(owner, nbytes, number):
@@ -324,7 +324,7 @@ def interrupted_allocation(owner, nbytes, number):
 def test_blocks_survive_an_interrupt_at_any_place(pair):
     """An interrupt in an allocation may lose a block, which is found again when memory is short."""
     owner, _ = pair
-    for nbytes in (1000, LENDABLE, LARGE):
+    for nbytes in (1000, SHAREABLE, LARGE):
         for number in range(200):
             first = owner.array((nbytes,), "u1")
             if number % 3:
@@ -375,15 +375,15 @@ def test_who_writes_into_an_array_ends_and_others_have_what_they_had(writer):
         assert code == -signal.SIGSEGV and told == (extension is not None)
 
 
-def test_a_holder_without_memory_names_who_keeps_it(monkeypatch):
+def test_an_owner_without_memory_names_who_keeps_it(monkeypatch):
     descriptor = create(3, 16 << 20)
     owner, first, second = (Heap(os.dup(descriptor), rank, 3) for rank in range(3))
     os.close(descriptor)
     kept = []
     for number in range(14):
-        offset = owner.lend(owner.array((1 << 20,), "u1"), np.array([0, 1, number % 2]))
-        kept += [one.borrow(offset, (1 << 20,), "u1") for one in (first, second)[: 1 + number % 2]]
-    assert owner.stats()["lent"] == {1: 14 << 20, 2: 7 << 20}
+        offset = owner.publish(owner.array((1 << 20,), "u1"), np.array([0, 1, number % 2]))
+        kept += [one.acquire(offset, (1 << 20,), "u1") for one in (first, second)[: 1 + number % 2]]
+    assert owner.stats()["shared"] == {1: 14 << 20, 2: 7 << 20}
     with pytest.raises(MemoryError) as caught:
         owner.array((2 << 20,), "u1")
     assert str(caught.value).startswith("no address space is left for 2.004 MiB in rank 0's arena of 16 MiB, ")
@@ -393,6 +393,6 @@ def test_a_holder_without_memory_names_who_keeps_it(monkeypatch):
     )
     kept.clear()
     owner.array((2 << 20,), "u1")
-    assert owner.stats()["lent"] == {}
+    assert owner.stats()["shared"] == {}
     for heap in (owner, first, second):
         heap.close()

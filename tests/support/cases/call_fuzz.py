@@ -384,7 +384,7 @@ def play_drawn(paths: Sequence[str], seed: int, n: int, calls: int) -> int:
 def share_from(nbytes: int) -> None:
     """Let ranks share the results of this many bytes, before there is a heap: such large ones are few."""
     for module in (arena, heap, plan):
-        module.LENDABLE = nbytes
+        module.SHAREABLE = nbytes
     planned_collective.NON_TEMPORAL = 0
 
 

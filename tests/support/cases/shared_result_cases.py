@@ -21,16 +21,16 @@ import funccoll as fc
 from funccoll import P
 from funccoll.core.mesh import Mesh
 from funccoll.transports.plans import planned_collective
-from funccoll.transports.shm import arena, heap, lending
-from funccoll.transports.shm.arena import LENDABLE
+from funccoll.transports.shm import arena, heap, shared_buffers
+from funccoll.transports.shm.arena import SHAREABLE
 from funccoll.transports.shm.recorded_kernel import RecordedKernel
 
-COUNT = LENDABLE // 4 + 1000
+COUNT = SHAREABLE // 4 + 1000
 assert COUNT % 8 == 0
 
 
 def share_all() -> None:
-    """Let this process share every result that can be lent, as large ones are."""
+    """Let this process share every result that can be shared, as large ones are."""
     planned_collective.NON_TEMPORAL = 0
 
 
@@ -145,7 +145,7 @@ def bits() -> None:
 
 
 def steady() -> tuple[int, int, int]:
-    """Bytes of memory after a few steps and after many, and the number of blocks that are still lent."""
+    """Bytes of memory after a few steps and after many, and the number of blocks that are still published."""
     share_all()
     mesh = fc.make_mesh({"d": fc.world_size()})
     heap = mesh.transport.job.heap
@@ -164,7 +164,7 @@ def steady() -> tuple[int, int, int]:
         return heap.stats()["committed"]
 
     few = run(10)
-    return few, run(100), len(heap._lent)
+    return few, run(100), len(heap._shared)
 
 
 def overwrites() -> None:
@@ -197,9 +197,9 @@ def overwrites() -> None:
 
 
 def interrupted() -> tuple[list[float], int]:
-    """A result that was kept while exceptions left later calls, and the blocks that are still lent in the end.
+    """A result that was kept while exceptions left later calls, and the blocks that are still published in the end.
 
-    They leave a call before its kernel begins, when it is complete, and while its results are borrowed.
+    They leave a call before its kernel begins, when it is complete, and while its results are acquired.
     """
     share_all()
     rank, mesh = fc.rank(), fc.make_mesh({"d": fc.world_size()})
@@ -209,7 +209,7 @@ def interrupted() -> tuple[list[float], int]:
     step = jitted(lambda x: (fc.broadcast(x, "d"), fc.all_gather(x, "d")), mesh).lower(x).compile()
     (group,) = step.group_calls
     step(x)
-    kernel, borrow = group._kernel, heap.borrow
+    kernel, acquire = group._kernel, heap.acquire
 
     def complete() -> None:
         while kernel():  # it returns now and then while it waits
@@ -219,24 +219,24 @@ def interrupted() -> tuple[list[float], int]:
     def nothing(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    def borrow_and_fail(*given: Any) -> None:
-        heap.borrow = borrow
-        borrow(*given)
+    def acquire_and_fail(*given: Any) -> None:
+        heap.acquire = acquire
+        acquire(*given)
         raise KeyboardInterrupt
 
-    last = (complete, borrow) if rank == 0 else (kernel, borrow_and_fail)  # rank 0 has them, and borrows nothing
-    for interrupted_kernel, interrupted_borrow in ((complete, borrow), (complete, borrow), last):
-        group._kernel, heap.borrow = interrupted_kernel, interrupted_borrow
+    last = (complete, acquire) if rank == 0 else (kernel, acquire_and_fail)  # rank 0 has them, and acquires nothing
+    for interrupted_kernel, interrupted_acquire in ((complete, acquire), (complete, acquire), last):
+        group._kernel, heap.acquire = interrupted_kernel, interrupted_acquire
         try:
             step(others)
             raise AssertionError("it was not interrupted")
         except KeyboardInterrupt:
-            group._kernel, heap.borrow = kernel, borrow
+            group._kernel, heap.acquire = kernel, acquire
         step(others)
     gc.collect()
     fc.process_allgather(np.zeros(1))
     heap._settle()
-    lent = len(heap._lent)
+    published = len(heap._shared)
     kept = step(x)[0]
     group._kernel = nothing
     with suppress(KeyboardInterrupt):
@@ -247,11 +247,11 @@ def interrupted() -> tuple[list[float], int]:
     fc.process_allgather(np.zeros(1))
     _ = [new(100 + i) for i in range(8)]
     fc.process_allgather(np.zeros(1))
-    return sorted(set(kept.local.tolist())) if rank else [1.0], lent
+    return sorted(set(kept.local.tolist())) if rank else [1.0], published
 
 
 def short_of_memory() -> int:
-    """The blocks that are still lent after calls for which there was no memory."""
+    """The blocks that are still published after calls for which there was no memory."""
     rank, mesh = fc.rank(), fc.make_mesh({"d": fc.world_size()})
     heap = mesh.transport.job.heap
     x = fc.from_local(np.ones(COUNT, np.float32), mesh, P("d"))
@@ -273,7 +273,7 @@ def short_of_memory() -> int:
         step(x)
     fc.process_allgather(np.zeros(1))
     heap._settle()
-    return len(heap._lent)
+    return len(heap._shared)
 
 
 def profiled(folder: str) -> bool:
@@ -288,7 +288,7 @@ def profiled(folder: str) -> bool:
 
 
 def forked() -> bool:
-    """True when a forked child sees a result that its parent gives back, and others overwrite, as it was."""
+    """True when a forked child sees a result that its parent releases, and others overwrite, as it was."""
     share_all()
     rank, n = fc.rank(), fc.world_size()
     mesh = fc.make_mesh({"d": n})
@@ -317,11 +317,11 @@ def forked() -> bool:
 
 @contextmanager
 def interrupt_at(number: int) -> Iterator[None]:
-    """Raise KeyboardInterrupt at the `number`-th place in the modules of heap and loans where Python may run a signal handler.
+    """Raise KeyboardInterrupt at the `number`-th place in the modules of shared buffers where Python may run a signal handler.
 
     These are the beginning of a function, a jump back, and the end of a call, before its value is stored.
     """
-    files = {module.__file__ for module in (arena, heap, lending)}
+    files = {module.__file__ for module in (arena, heap, shared_buffers)}
     count = 0
 
     def enters(frame: Any, event: str, _: Any) -> Any:
@@ -351,7 +351,7 @@ def interrupt_at(number: int) -> Iterator[None]:
 
 
 def interrupted_anywhere(times: int) -> tuple[int, int, dict[int, int], list[tuple[int, int]]]:
-    """The interrupts of calls that were made once more, those of complete calls, and what is lent and lost in the end."""
+    """The interrupts of calls that were made once more, those of complete calls, and what is published and lost in the end."""
     share_all()
     rank, mesh = fc.rank(), fc.make_mesh({"d": fc.world_size()})
     own = mesh.transport.job.heap
@@ -377,9 +377,9 @@ def interrupted_anywhere(times: int) -> tuple[int, int, dict[int, int], list[tup
         del x, results
     gc.collect()
     meet(mesh)
-    lent = own.stats()["lent"]
+    published = own.stats()["shared"]
     own._reclaim()
-    return repeated, complete, lent, own._blocks.lost(known_blocks(own))
+    return repeated, complete, published, own._blocks.lost(known_blocks(own))
 
 
 def known_blocks(own: Any) -> list[tuple[int, int]]:
@@ -393,7 +393,7 @@ def known_blocks(own: Any) -> list[tuple[int, int]]:
 def stormed(seed: int, steps: int) -> tuple[int, int, list[str], dict[int, int]]:
     """Signals at random moments between calls, where arrays are made and dropped: each time soon after that begins.
 
-    Returns how many handlers have raised, how many exceptions came, what Python dropped, and the bytes that stay lent.
+    Returns how many handlers have raised, how many exceptions came, what Python dropped, and the bytes that stay published.
     """
     share_all()
     rank, mesh = fc.rank(), fc.make_mesh({"d": fc.world_size()})
@@ -445,7 +445,7 @@ def stormed(seed: int, steps: int) -> tuple[int, int, list[str], dict[int, int]]
     gc.collect()
     meet(mesh)
     told = [repr(each) for each in dropped if each.exc_type is not ResourceWarning]  # of files that were being read
-    return raised, came, told, own.stats()["lent"]
+    return raised, came, told, own.stats()["shared"]
 
 
 # ---------------------------------------------------------------- what others make of an Array's memory

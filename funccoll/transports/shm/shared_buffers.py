@@ -11,18 +11,18 @@ import numpy as np
 
 from ...runtime.collective_call import Operand
 from .diagnosis import wrong_argument
-from .heap import Heap, Loan
+from .heap import Heap, Publication
 from .plan import Plan, SharedResult
 from .results import new_result
 
-__all__ = ["Lending"]
+__all__ = ["SharedBuffers"]
 
 
-class Lending:
+class SharedBuffers:
     """The shared results of a plan.
 
-    Their holder lends its block to the other ranks before it publishes where that is. They borrow it when the kernel has
-    returned, and give it back when their result is gone.
+    Their owner publishes its block for the other ranks before it publishes where that is. They acquire it when the kernel has
+    returned, and release it when their result is gone.
     """
 
     def __init__(self, plan: Plan, heap: Heap, rank: int, addresses: np.ndarray, count: Callable[[], int]):
@@ -30,46 +30,46 @@ class Lending:
         self.heap, self.arguments = heap, plan.arguments
         self.addresses: Any = memoryview(addresses)  # type: ignore[arg-type]  # (NumPy's stubs: an array is a buffer)
         self.results = [(number, shared, *plan.results[number]) for number, shared in plan.shared.items()]
-        self.held = [each for each in self.results if each[1].holder == rank]
-        self.times = [_times([r for r in shared.ranks if r != rank], heap.nranks) for _, shared, *_ in self.held]
-        self.borrowed = [each for each in self.results if each[1].holder != rank]
-        self.count, self.lent_at = count, -1
-        self.loans: list[Loan] = []
+        self.owned = [each for each in self.results if each[1].owner == rank]
+        self.times = [_times([r for r in shared.ranks if r != rank], heap.nranks) for _, shared, *_ in self.owned]
+        self.acquired = [each for each in self.results if each[1].owner != rank]
+        self.count, self.published_at = count, -1
+        self.published: list[Publication] = []
         """Those of the last call."""
         self.noted = {}
-        """By slot, an iterator that notes each time that what a kernel has found there was borrowed."""
-        for _, shared, _, _ in self.borrowed:
+        """By slot, an iterator that notes each time that what a kernel has found there was acquired."""
+        for _, shared, _, _ in self.acquired:
             self.addresses[shared.slot] = heap.base
             self.noted[shared.slot] = starmap(setitem, repeat((self.addresses, shared.slot, heap.base)))
 
     def prepare(
         self, arrays: tuple[Any, ...], results: tuple[np.ndarray, ...]
     ) -> tuple[tuple[Any, ...], tuple[np.ndarray, ...]]:
-        """Arguments and results for the kernel: those that this rank holds are blocks of its own, which are lent now."""
+        """Arguments and results for the kernel: those that this rank owns are blocks of its own, which are published now."""
         self.repair()
         heap, given, taken = self.heap, list(arrays), list(results)
-        found = [self._held(shared, operand, arrays) for _, shared, operand, _ in self.held]
-        for number, _, operand, is_bound in self.borrowed:
+        found = [self._owned(shared, operand, arrays) for _, shared, operand, _ in self.owned]
+        for number, _, operand, is_bound in self.acquired:
             if is_bound:
                 taken[number] = new_result(heap, operand)
-        for (block, array), (number, _, operand, _) in zip(found, self.held, strict=True):
+        for (block, array), (number, _, operand, _) in zip(found, self.owned, strict=True):
             taken[number] = new_result(heap, operand) if block is None else array[...]
-        # Last, when nothing but an interrupt can come any more: what is lent must be borrowed.
-        self.lent_at = self.count()
-        for (block, array), (_, shared, _, _), times in zip(found, self.held, self.times, strict=True):
-            offset = 0 if block is None else heap.lend(block, times, self.loans)
+        # Last, when nothing but an interrupt can come any more: what is published must be acquired.
+        self.published_at = self.count()
+        for (block, array), (_, shared, _, _), times in zip(found, self.owned, self.times, strict=True):
+            offset = 0 if block is None else heap.publish(block, times, self.published)
             if shared.argument is not None:
                 self.addresses[shared.slot] = heap.base + offset
                 given[shared.argument] = array[...] if offset else array
         return tuple(given), tuple(taken)
 
-    def _held(self, shared: SharedResult, operand: Operand, arrays: Sequence[Any]) -> tuple[np.ndarray | None, Any]:
-        """The block to lend, and the result as an array of it; None for an argument that others have to copy."""
+    def _owned(self, shared: SharedResult, operand: Operand, arrays: Sequence[Any]) -> tuple[np.ndarray | None, Any]:
+        """The block to publish, and the result as an array of it; None for an argument that others have to copy."""
         if shared.argument is None:
             block = self.heap.array(operand.out_shape, operand.dtype)
             return block, block
         array = arrays[shared.argument]
-        block = self.heap.lendable(array)
+        block = self.heap.shareable(array)
         if block is None and shared.always:
             if array.shape != operand.shape or array.dtype != operand.dtype:
                 raise wrong_argument(shared.argument, array, *self.arguments[shared.argument])
@@ -79,33 +79,33 @@ class Lending:
         return block, array
 
     def repair(self) -> None:
-        """Put right what an exception has left of the call before: loans of which no rank knows, and blocks not borrowed."""
-        if self.loans:
-            if self.count() == self.lent_at:  # it did not begin
-                self.heap.take_back(self.loans)
-            self.loans.clear()
-        for _, shared, operand, _ in self.borrowed:
-            self._borrow(shared, operand)
+        """Put right what an exception has left of the last call: publications of which no rank knows, blocks not acquired."""
+        if self.published:
+            if self.count() == self.published_at:  # it did not begin
+                self.heap.unpublish(self.published)
+            self.published.clear()
+        for _, shared, operand, _ in self.acquired:
+            self._acquire(shared, operand)
 
     def receive(self, results: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         """The results of a call that has been completed."""
         received = list(results)
-        for number, shared, operand, _ in self.borrowed:
-            array = self._borrow(shared, operand)
+        for number, shared, operand, _ in self.acquired:
+            array = self._acquire(shared, operand)
             if array is not None:
                 received[number] = array
         return tuple(received)
 
-    def _borrow(self, shared: SharedResult, operand: Operand) -> np.ndarray | None:
-        """The result of the last call that is another rank's block; None where it is not, or was borrowed before."""
+    def _acquire(self, shared: SharedResult, operand: Operand) -> np.ndarray | None:
+        """The result of the last call that is another rank's block; None where it is not, or was acquired before."""
         offset = self.addresses[shared.slot] - self.heap.base
-        if not offset:  # what the kernel finds where nothing was lent, too
+        if not offset:  # what the kernel finds where nothing was published, too
             return None
-        return self.heap.borrow(offset, operand.out_shape, operand.dtype, self.noted[shared.slot])
+        return self.heap.acquire(offset, operand.out_shape, operand.dtype, self.noted[shared.slot])
 
 
 def _times(ranks: Sequence[int], nranks: int) -> np.ndarray:
-    """How often each rank borrows what is lent to these: once."""
+    """How often each rank acquires what is published for these: once."""
     times = np.zeros(nranks, np.int64)
     times[ranks] = 1
     return times
