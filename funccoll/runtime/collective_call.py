@@ -54,6 +54,10 @@ class Operand:
         assert self.result is not None
         return self.source, self.result
 
+    def reads_result(self, begin: int) -> bool:
+        """True where it is a result of the executable, of those from number `begin` on."""
+        return self.argument is not None and ~self.argument >= begin
+
     @property
     def size(self) -> int:
         """Elements of the input."""
@@ -174,11 +178,6 @@ class CollectiveCall:
             f"{self.name} in groups {self.groups.ranks!r:.200}: its {what} varies over {over} alone, so that devices of which "
             "these groups make different ones have one. Let it vary over more axes (fc.pvary)."
         )
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """The mesh axes along which the groups are."""
-        return self.groups.axes
 
     @property
     def kind(self) -> str:

@@ -184,7 +184,7 @@ class MpiCall(AgreedExecutable):
                 if argument is None:
                     requests.append(self.transport.communicator(part.ranks).Ibarrier())
                     continue
-                if ~argument >= len(results):
+                if part.operand.reads_result(len(results)):
                     self._wait(requests)
                     results += [last() for last in finish]
                     requests, finish = [], []

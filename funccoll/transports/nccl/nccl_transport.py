@@ -118,7 +118,7 @@ class NcclCall(AgreedExecutable):
         """Parts that do not read each other's results."""
         results = begin = 0
         for call in bound:
-            if any(o.argument is not None and ~o.argument >= begin for o in call.operands):
+            if any(o.reads_result(begin) for o in call.operands):
                 self.steps.append([])
                 begin = results
             self.steps[-1] += self._parts(call)

@@ -126,7 +126,7 @@ def build_plan(
     With `shares_results` large ones that all ranks get are one array, where that can be: nothing may write into results then.
     """
     planned, slots = [], 0
-    shares_results &= all(o.argument is None or o.argument >= 0 for call in calls for o in call.operands)
+    shares_results &= not any(o.reads_result(0) for call in calls for o in call.operands)
     for call, communicator in zip(calls, communicators, strict=True):
         planned.append(_planned(call, communicator, slots, shares_results))
         slots += planned[-1].slot_count
@@ -201,7 +201,7 @@ def _entries(planned: Sequence[PlannedCollective]) -> Iterator[tuple[Sequence[Pl
     while begin < len(planned):
         end, first, ring = begin, planned[begin], None
         while end < len(planned) and planned[end].is_eager and planned[end].communicator is first.communicator:
-            if any(o.argument is not None and o.argument < 0 and ~o.argument >= results for o in planned[end].call.operands):
+            if any(o.reads_result(results) for o in planned[end].call.operands):
                 break
             layouts = [layout for collective in planned[begin : end + 1] for layout in collective.segments[0].values()]
             larger = ring_of([collective.schedule for collective in planned[begin : end + 1]], layouts, first.communicator)

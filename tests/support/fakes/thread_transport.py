@@ -40,11 +40,10 @@ class ThreadTransport(Transport):
     def compile(
         self, calls: Sequence[CollectiveCall], mesh: Mesh, share_results: bool = False
     ) -> Sequence[FunctionExecutable]:
-        return [self._compile(call, mesh) for call in calls]
+        return [self._compile(call) for call in calls]
 
-    def _compile(self, call: CollectiveCall, mesh: Mesh) -> FunctionExecutable:
-        (members,) = [group for group in mesh.groups(call.axes) if self.rank in group]
-        rounds = Rounds(call.schedule, members, self)
+    def _compile(self, call: CollectiveCall) -> FunctionExecutable:
+        rounds = Rounds(call.schedule, call.groups.of(self.rank), self)
         (bound,), inputs, outputs = bind_arguments([call])
 
         def run(*blocks: np.ndarray) -> tuple[np.ndarray, ...]:
