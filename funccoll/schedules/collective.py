@@ -161,6 +161,15 @@ class Collective:
         """True for ranks that receive an output of the collective."""
         return self.meaning.receives(self, np.asarray(rank))
 
+    def contributors(self, rank: int) -> tuple[int, ...]:
+        """The ranks whose input a rank's output holds: it cannot be complete before all of them take part."""
+        if not self.has_output(rank):
+            return ()
+        blocks = np.arange(self.output_blocks)
+        source, _ = self.meaning.source(self, np.full_like(blocks, rank), blocks)
+        found = {int(one) for one in np.broadcast_to(source, blocks.shape)}
+        return tuple(range(self.nranks)) if REDUCTION in found else tuple(sorted(found))
+
     @cached_property
     def blocks_of_rows(self) -> np.ndarray:
         """The block of each chunk of the input, then of the output."""

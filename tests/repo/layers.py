@@ -117,7 +117,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "transports.local": (("ordered_reduction",), ("local_transport",)),
     "transports.shm": (
-        ("uninterrupted",), ("arena",), ("heap",), ("peer_access", "wait_graph"), ("plan",),
+        ("uninterrupted",), ("arena",), ("heap",), ("peer_access", "remote_waits", "wait_graph"), ("plan",),
         ("decision_log", "passed_arguments"), ("process_notes",),
         ("communicators", "results", "recorded_kernel"), ("diagnosis", "plan_fast_path", "suspicion"),
         ("shared_buffers", "decisions", "first_calls"), ("collective_group",), ("entry", "values"), ("shm_transport",),

@@ -48,6 +48,7 @@ from .diagnosis import Diagnosis, require_turn, wrong_argument, wrong_count
 from .plan import build_plan
 from .plan_fast_path import TUPLE_HEAD, PlanFastPath
 from .recorded_kernel import RecordedKernel
+from .remote_waits import Wait
 from .results import UNSHARED_REFCOUNT as MEASURED_REFCOUNT
 from .results import ResultPool, new_result
 from .shared_buffers import SharedBuffers
@@ -56,6 +57,7 @@ from .suspicion import Suspicion
 __all__ = ["CollectiveGroup"]
 
 _SILENT = 1.0  # seconds without a message after which a rank of another host that left has sent its last one
+_TOLD = 1024  # ranks of a group up to which they are told for which of them one waits
 _NEWS_TIMEOUT = 1.0  # seconds in which the news of a rank's end follows on a message that failed
 # Spinning longer makes things worse on a busy machine (measured): the rank waited for may need this core. A test of a message
 # takes 10 to 300 ns; a yield to a process of another job costs its time slice, so ranks with a core each test it often first.
@@ -336,22 +338,41 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
                 seen = failure
                 if waited > self.world.timeout:
                     raise self._diagnosis().timed_out(waited)
-                if status == WAITING:
-                    self.registry.waiting_for[communicator.number] = int(self._words[WORD.peer])
+                if status == WAITING and self.registry.across_hosts:
+                    if suspicion is None:
+                        suspicion = Suspicion(self.registry, communicator, self._note_wait(communicator, waits))
+                    if report := suspicion.ask(waited):
+                        if not waits and suspicion.is_in_other_call(report):
+                            raise self._diagnosis().mismatch({int(self._words[WORD.peer]): report})
+                        if cycle := suspicion.cycle(report):
+                            raise self._diagnosis().deadlock(cycle)
                 if waits:
                     entry = communicator.entry
                     cycle = self.registry.waits.wait(entry, self._words[WORD.peer], *self._goal())
                     deadlocks = deadlocks + 1 if cycle else 0
                     if deadlocks == 2:
                         raise self._diagnosis().deadlock(cycle)
-                elif status == WAITING:
-                    suspicion = suspicion or Suspicion(self.registry, communicator, int(self._words[WORD.peer]))
-                    if told := suspicion.confirm(waited):
-                        raise self._diagnosis().mismatch(told)
             self._kernel()
         for communicator in self.communicators:
             self.registry.waiting_for.pop(communicator.number, None)
         self.registry.waits.end_wait()
+
+    def _note_wait(self, communicator: Communicator, is_for_counter: bool) -> Wait:
+        """Note for which rank this thread waits, and which others must come to the call before it can leave."""
+        peer, needs = int(self._words[WORD.peer]), dict[int, int]()
+        collective = self.plan.collectives[self.plan.collective(self._words[WORD.pc])]
+        call, hash = self.registry.own_call(communicator)
+        known = hash and hash ^ int(self.registry.histories[communicator.number]) == collective.hash
+        if known and len(communicator.members) <= _TOLD:
+            ranks = collective.schedule.collective.contributors(communicator.rank)
+            needs = {communicator.members[rank]: call + 1 for rank in ranks if rank != communicator.rank}
+        if is_for_counter:
+            needs[peer] = self._goal()[1]
+        elif known and not self.plan.messages[self._words[WORD.message_reached]].sends:
+            needs[peer] = call + 1
+        self.registry.waiting_for.pop(communicator.number, None)  # the last one comes last
+        self.registry.waiting_for[communicator.number] = wait = Wait(peer, communicator.tag, needs)
+        return wait
 
     def _fault(self, otherwise: Callable[[], FunccollError]) -> FunccollError:
         """The error of a message or a read that fails: that of a failed rank, if one is heard of soon."""

@@ -27,7 +27,8 @@ from .heap import HEADER, Heap
 from .peer_access import PeerAccess
 from .plan import DESCRIPTION, DESCRIPTION_BYTES, Plan
 from .process_notes import ProcessNotes
-from .wait_graph import WaitGraph, threads_alive
+from .remote_waits import Progress, Wait
+from .wait_graph import NO_OTHERS, WaitGraph, threads_alive
 
 __all__ = ["Communicators", "ThreadOwnership"]
 
@@ -89,10 +90,13 @@ class Communicators:
         self._owners: dict[int, int] = {}  # threads, by communicator
         self._logs: dict[int, DecisionLog] = {}
         self._left_behind: list[object] = []
-        self.waiting_for: dict[int, int] = {}
-        """The ranks that threads of this one wait for, for longer than a moment, by the numbers of communicators."""
+        self.waiting_for: dict[int, Wait] = {}
+        """The waits of this rank's threads for longer than a moment, by the numbers of communicators, in their order."""
+        self.across_hosts = bool(number_hosts(world.hosts))
+        """True in a job on several hosts."""
         self._rows: tuple[str, Sequence[ProgramRow]] = "", ()
         world.watch.answer_with("call", self._answer)
+        world.watch.answer_with("progress", lambda question: {"progress": self.progress(question["communicator"]).told()})
         world.watch.answer_with("program", self._answer_about_program)
 
     @property
@@ -325,10 +329,18 @@ class Communicators:
 
         In a job on one host there are none: its memory tells.
         """
-        if not number_hosts(self.world.hosts):
+        if not self.across_hosts:
             return {}
         asked = [rank for rank in self.world.ranks if rank != self.world.rank]
         return self.world.watch.ask_all(asked, self.question_about(communicator), _ANSWER_TIMEOUT)
+
+    def look(self, tag: int, ranks: Collection[int]) -> dict[int, Progress]:
+        """By rank, the progress in the communicator with that tag: of those which answer at once, and of this one."""
+        own = self.world.rank
+        asked = [rank for rank in ranks if rank != own]
+        answers = self.world.watch.ask_all(asked, {"kind": "progress", "communicator": tag}, _ANSWER_TIMEOUT)
+        found = {rank: Progress.of(answer["progress"]) for rank, answer in answers.items()}
+        return {**found, own: self.progress(tag)} if own in ranks else found
 
     @staticmethod
     def question_about(communicator: Communicator) -> dict[str, Any]:
@@ -348,18 +360,35 @@ class Communicators:
         line = communicator.control.line(communicator.members.index(rank))
         return int(self.heap.view(line, (), np.int64)) if self.notes.is_here(rank) else 0
 
+    def progress(self, tag: int) -> Progress:
+        """This rank's progress in the communicator with that tag. See `WaitGraph` about threads."""
+        mine, alive, waits = self._with_tag(tag), threads_alive(), list(self.waiting_for.copy().items())
+        owner = None if mine is None else self._owners.get(mine.number)
+        if owner in alive:
+            waits = [(number, wait) for number, wait in waits if self._owners.get(number) == owner]
+        elif len(alive) > NO_OTHERS:
+            waits = []
+        wait = waits[-1][1] if waits else None  # read before the counter
+        return Progress(0 if mine is None else self.counter(mine, self.world.rank), wait)
+
+    def _with_tag(self, tag: int) -> Communicator | None:
+        return next((mine for mine, _ in list(self._known.values()) if mine.tag == tag), None)
+
     def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """This rank's report, for one of another host that waits for it."""
-        mine = next((mine for mine, _ in list(self._known.values()) if mine.tag == question["communicator"]), None)
-        waits = next(reversed(self.waiting_for.copy().values()), -1)
+        tag = question["communicator"]
+        mine, progress = self._with_tag(tag), self.progress(tag).told()
+        waits = next((wait.rank for wait in reversed(self.waiting_for.copy().values())), -1)
         if mine is None:
             nothing = {"events": [0, 0], "decisions": [], "note": [0, ""]}
-            return {"where": _NOWHERE, "call": [0, 0], "said": {}, "waits": waits, **nothing}
+            return {"where": _NOWHERE, "call": [0, 0], "said": {}, "waits": waits, "progress": progress, **nothing}
+        if (wait := self.waiting_for.get(mine.number)) is not None:
+            waits = wait.rank
         return {
             "where": self._where(self.world.rank, mine).removesuffix(" (this rank)"), "call": self.own_call(mine),
             "said": self.descriptions(mine)[self.world.rank], "events": self.events(self.world.rank, mine),
             "decisions": list(self.decisions(self.world.rank, mine).items())[-_TOLD:],
-            "note": self.note(self.world.rank), "waits": self.waiting_for.get(mine.number, waits),
+            "note": self.note(self.world.rank), "waits": waits, "progress": progress,
         }  # fmt: skip
 
     def _where(self, rank: int, waiting: Communicator) -> str:

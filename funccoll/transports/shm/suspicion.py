@@ -1,4 +1,4 @@
-"""Suspicions of ranks that wait in vain for one of another host, whose memory does not tell what it runs: they ask it."""
+"""Suspicions of ranks that wait in vain in a job on several hosts, whose memory does not tell what others run: they ask."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from ..plans.control_block import Communicator
 from .communicators import Communicators
+from .remote_waits import Progress, Wait, find_cycle
 
 __all__ = ["Suspicion"]
 
@@ -16,23 +17,35 @@ _RANKS = 50
 
 
 class Suspicion:
-    """The suspicion that a rank of another host, for whose message this one waits in a call, is in another call.
+    """The suspicion that the rank for which this one waits in a call is in another call, or waits for this one itself.
 
     An answer counts however late it comes, as on a busy machine: the number of a call and what it is do not change.
     """
 
-    def __init__(self, registry: Communicators, communicator: Communicator, peer: int):
-        self._registry, self._communicator, self._peer = registry, communicator, peer
+    def __init__(self, registry: Communicators, communicator: Communicator, wait: Wait):
+        self._registry, self._communicator, self._wait = registry, communicator, wait
         self._next, self._pause = _FIRST, _FIRST
-        self._question = registry.world.watch.open_question([peer], registry.question_about(communicator))
+        self._question = registry.world.watch.open_question([wait.rank], registry.question_about(communicator))
+        self._seen: dict[str, Any] = {}
 
-    def confirm(self, waited: float) -> dict[int, dict[str, Any]]:
-        """The peer's report, by its rank, if it is in another call; else {}. `waited` are the seconds since the wait began."""
+    def ask(self, waited: float) -> dict[str, Any]:
+        """The peer's report, once for each answer; else {}. `waited` are the seconds since the wait began."""
         if waited > self._next:
             self._question.send()
             self._pause = min(2 * self._pause, max(_LONGEST, self._registry.world.world / _RANKS))
             self._next = waited + self._pause
-        told = self._question.take()
+        report = self._question.take().get(self._wait.rank, {})
+        if report is self._seen:
+            return {}
+        self._seen = report
+        return report
+
+    def is_in_other_call(self, report: dict[str, Any]) -> bool:
+        """True where the peer has entered another call in the place of this rank's."""
         call, hash = self._registry.own_call(self._communicator)
-        differs = any(report["call"][0] == call and report["call"][1] not in (0, hash) for report in told.values())
-        return told if differs else {}
+        return report["call"][0] == call and report["call"][1] not in (0, hash)
+
+    def cycle(self, report: dict[str, Any]) -> list[int]:
+        """A cycle of ranks that wait for each other, for one of which this one waits; else []."""
+        first = {self._wait.rank: Progress.of(report["progress"])} if self._wait.rank in self._wait.needs else {}
+        return find_cycle(self._registry.world.rank, self._wait, first, self._registry.look)

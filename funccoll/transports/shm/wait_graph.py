@@ -15,7 +15,7 @@ import numpy as np
 from ...job.calling_thread import calling_thread
 from .heap import Heap
 
-__all__ = ["WaitGraph", "threads_alive"]
+__all__ = ["NO_OTHERS", "WaitGraph", "threads_alive"]
 
 _THREADS = 8
 """The most threads of a rank, alive at the same time, whose waits are published."""
@@ -23,7 +23,8 @@ _WORDS = 5
 """Words of a thread: 1 + the rank that it waits for, the counter's offset, the count, the communicator's entry in the table,
 and _ALONE or _AMONG_OTHERS for a thread that is alive and has called a collective."""
 _ALONE, _AMONG_OTHERS = 1, 2
-_NO_OTHERS = 2  # threads of a process in which only one can call collectives: this one, and the watch's
+NO_OTHERS = 2
+"""Threads of a process in which only one can call collectives: that one, and the watch's."""
 _UNPUBLISHED = 255
 """The owner of a communicator whose thread has found no place."""
 
@@ -76,7 +77,7 @@ class WaitGraph:
         if place is None:
             return []
         words = self._waits[self.rank, place]
-        words[1:] = counter, goal, entry, _ALONE if alive <= _NO_OTHERS else _AMONG_OTHERS
+        words[1:] = counter, goal, entry, _ALONE if alive <= NO_OTHERS else _AMONG_OTHERS
         words[0] = 1 + rank
         path = [(self.rank, place)]
         while True:

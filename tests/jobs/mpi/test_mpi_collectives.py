@@ -99,6 +99,23 @@ def test_a_mismatch_is_told_however_late_ranks_say_what_they_run(vendor, algorit
     told_of_decisions(vendor, f"answers_late({algorithm!r})", FUNCCOLL_TIMEOUT="30")
 
 
+@pytest.mark.parametrize(("vendor", "how", "algorithm"), [
+    (VENDORS[0].values[0], "axes", None),
+    *(pytest.param(vendor.values[0], how, algorithm, marks=[*vendor.marks, pytest.mark.slow])
+      for vendor in VENDORS for how in ("meshes", "axes", "late") for algorithm in (None, "mpi")),
+])  # fmt: skip
+def test_ranks_of_different_hosts_that_wait_for_each_other_are_told(vendor, how, algorithm):
+    """A rank that is only late is waited for, longer than until the others ask it."""
+    ranks = {"axes": 4}.get(how, 2)
+    told = dict(re.findall(r"rank (\d): (.*)", on_one_host(vendor, ranks, f"crosses({how!r}, {algorithm!r})")))
+    assert len(told) == ranks
+    others = {"axes": 3, "meshes": 1, "late": 0}[how]
+    cycle = rf"rank (?P<first>\d) for (rank \d for ){{{others}}}rank (?P=first)"
+    for text in told.values():
+        error = rf"(PeerFailure: rank \d raised \S+)?ProgramMismatch: ranks wait for each other: {cycle}\. .*"
+        assert re.fullmatch(error if others else "no error", text), told
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("vendor", VENDORS)
 def test_the_floating_point_environment_of_a_rank_changes_no_bits(vendor):

@@ -181,6 +181,33 @@ def answers_late(algorithm: str | None) -> None:
     decides(algorithm, 4)
 
 
+def crosses(how: str, algorithm: str | None = None) -> None:
+    """Wait for each other over different meshes ("meshes") or axes ("axes"), or only late ("late"); print this rank's error."""
+    rank = fc.rank()
+    if how == "meshes" and rank == 1:
+        fc.make_mesh({"d": fc.world_size()})
+    mesh = fc.make_mesh({"a": 2, "b": 2} if how == "axes" else {"d": fc.world_size()})
+
+    def reduced(axis: str) -> Callable[[], Any]:
+        spec = P(mesh.axis_names)
+        total = lambda x: fc.pvary(fc.all_reduce(x, axis, algorithm=algorithm), axis)
+        call = fc.jit(total, mesh=mesh, in_specs=spec, out_specs=spec)
+        return lambda: call(fc.from_local(np.ones(1), mesh, spec))
+
+    calls = [reduced(axis) for axis in (mesh.axis_names * 2)[:2]]
+    try:
+        if how == "late":
+            for call in calls:
+                time.sleep(1.5 * (rank == 1))
+                call()
+        for call in calls if rank in (0, 3) else reversed(calls):
+            call()
+    except fc.errors.FunccollError as error:
+        say(f"{type(error).__name__}: {error}".replace("\n", " | "))
+    else:
+        say("no error")
+
+
 def environments() -> None:
     """Compare the bits of collectives and compute in other floating-point environments of the last rank with those before."""
     from tests.support.cases.float_environment_cases import ROUNDINGS, environment
