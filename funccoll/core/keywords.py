@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from ..errors import UnsupportedError, hide_frames
 
-__all__ = ["explains_keywords"]
+__all__ = ["explains_keywords", "renamed"]
 
 Params = ParamSpec("Params")
 R = TypeVar("R")
@@ -81,6 +81,21 @@ def explains_keywords(
                 raise
 
         return explaining
+
+    return decorate
+
+
+def renamed(**names: str) -> Callable[[Callable[Params, R]], Callable[Params, R]]:
+    """Decorator: keywords that had another name keep it as an alias, as in `renamed(each="ranks_per_host")`."""
+
+    def decorate(fn: Callable[Params, R]) -> Callable[Params, R]:
+        @functools.wraps(fn)
+        def renaming(*args: Params.args, **kwargs: Params.kwargs) -> R:
+            for old in names.keys() & kwargs.keys():
+                kwargs[names[old]] = kwargs.pop(old)
+            return fn(*args, **kwargs)
+
+        return renaming
 
     return decorate
 

@@ -69,7 +69,7 @@ class NetworkParameters:
     """The cost model's parameters for messages between hosts: see `schedules.Topology.measured_hosts`."""
 
     hosts: int
-    each: int
+    ranks_per_host: int
     """Ranks on the host that has most."""
     start: float
     """Seconds of every collective over several hosts."""
@@ -149,12 +149,12 @@ class MachineProfile:
 
     def network_for(self, hosts: tuple[int, ...]) -> NetworkParameters | None:
         """The parameters of the network for ranks on these hosts: of the nearest numbers of hosts and of ranks on one."""
-        count, each = 1 + max(hosts), max(map(hosts.count, set(hosts)))
+        count, ranks_per_host = 1 + max(hosts), max(map(hosts.count, set(hosts)))
 
-        def apart(found: NetworkParameters) -> float:
-            return abs(math.log(found.each / each)) + abs(math.log(found.hosts / count))
+        def distance(found: NetworkParameters) -> float:
+            return abs(math.log(found.ranks_per_host / ranks_per_host)) + abs(math.log(found.hosts / count))
 
-        return min(self.network, key=apart, default=None)
+        return min(self.network, key=distance, default=None)
 
     def measured_seconds(
         self, kind: str, ranks: int, algorithm: str, nbytes: float, hosts: tuple[int, ...] = ()
@@ -255,7 +255,8 @@ def _parameters(value: Any) -> HostParameters:
 def _network(value: Any) -> NetworkParameters:
     found = _mapping(value, "an entry of its network")
     start, alpha, beta = (float(_number(found.get(name), name, 0, 1e6)) for name in ("start", "alpha", "beta"))
-    return NetworkParameters(_whole(found.get("hosts"), "hosts", 2), _whole(found.get("each"), "each", 1), start, alpha, beta)
+    hosts, ranks_per_host = (_whole(found.get(name), name, least) for name, least in (("hosts", 2), ("ranks_per_host", 1)))
+    return NetworkParameters(hosts, ranks_per_host, start, alpha, beta)
 
 
 def _direct_reads(value: Any) -> DirectReads:

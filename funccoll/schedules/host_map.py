@@ -47,9 +47,9 @@ def levels_of(hosts: tuple[int, ...] | None) -> tuple[int, int] | None:
     if not hosts:
         return None
     count = 1 + max(hosts)
-    each = len(hosts) // count
-    return (count, each) if hosts == _in_a_row(count, each) else None
+    ranks_per_host = len(hosts) // count
+    return (count, ranks_per_host) if hosts == _in_a_row(count, ranks_per_host) else None
 
 
-def _in_a_row(hosts: int, each: int) -> tuple[int, ...]:
-    return tuple(np.repeat(np.arange(hosts), each).tolist())
+def _in_a_row(hosts: int, ranks_per_host: int) -> tuple[int, ...]:
+    return tuple(np.repeat(np.arange(hosts), ranks_per_host).tolist())

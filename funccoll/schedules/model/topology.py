@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...core.display import html_table, seconds_text, titled
+from ...core.keywords import renamed
 from ...core.machine_profile import HostParameters, NetworkParameters, current
 from ...core.mesh import check_hosts
 from ...errors import ScheduleError
@@ -45,25 +46,26 @@ def _rate(seconds_per_byte: float) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Topology:
-    """`hosts` hosts with `each` devices: rank r is device r mod `each` of host r // `each`. Plain, hashable values.
+    """`hosts` hosts with k = `ranks_per_host` devices: rank r is device r mod k of host r // k. Plain, hashable values.
 
-    Where hosts have different numbers of ranks, or ranks another order, `placement` has the host of each rank, and `each` is
-    the largest number on one. Two ranks of one host talk over `host`, others over `network`; with `one_port` the ranks of a
-    host share one port to the network, and the bytes of their messages follow one another. With a `shape` the hosts (of one
-    device) form a torus of it, in row-major order: alpha counts once per hop, beta once, and messages that cross the same wire
-    do not slow each other (contention inside a network is not modelled anywhere here; the ports of ranks and hosts are, see
-    `cost` and `simulate`). Work on a rank's own memory takes no time but `gamma`: seconds per byte reduced.
-    `start` seconds are added to every collective. With `memory` nothing is a message inside a host: a rank pays alpha once for
-    each round in which it reads what another has written (inputs are there from the start), and beta for every byte that it
-    reads and writes, in its own memory too; there are no ports. `caches` are pairs (bytes, excess): of one rank's data (input
-    and output) the part that does not fit into `bytes` takes `excess` times beta and gamma more per byte (`factor`).
-    The presets' figures are typical ones, to compare algorithms by; pass your own Links for a machine you measured.
+    Where hosts have different numbers of ranks, or ranks another order, `placement` has the host of each rank, and
+    `ranks_per_host` is the largest number on one. Two ranks of one host talk over `host`, others over `network`; with
+    `one_port` the ranks of a host share one port to the network, and the bytes of their messages follow one another. With a
+    `shape` the hosts (of one device) form a torus of it, in row-major order: alpha counts once per hop, beta once, and
+    messages that cross the same wire do not slow each other (contention inside a network is not modelled anywhere here; the
+    ports of ranks and hosts are, see `cost` and `simulate`). Work on a rank's own memory takes no time but `gamma`: seconds
+    per byte reduced. `start` seconds are added to every collective. With `memory` nothing is a message inside a host: a rank
+    pays alpha once for each round in which it reads what another has written (inputs are there from the start), and beta for
+    every byte that it reads and writes, in its own memory too; there are no ports. `caches` are pairs (bytes, excess): of one
+    rank's data (input and output) the part that does not fit into `bytes` takes `excess` times beta and gamma more per byte
+    (`factor`). The presets' figures are typical ones, to compare algorithms by; pass your own Links for a machine you
+    measured.
     Raises ScheduleError for sizes below 1 and times that are negative or not finite.
     """
 
     name: str
     hosts: int
-    each: int
+    ranks_per_host: int
     host: Link
     network: Link
     gamma: float
@@ -77,7 +79,7 @@ class Topology:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not isinstance(self.shape, tuple):
             raise ScheduleError(f"topology {self.name!r:.40}: its name must be a string, its shape a tuple.")
-        for what in ("hosts", "each"):
+        for what in ("hosts", "ranks_per_host"):
             _check_size(self.name, what, getattr(self, what))
             object.__setattr__(self, what, int(getattr(self, what)))  # NumPy's integers may be narrow
         for size in self.shape:
@@ -94,24 +96,25 @@ class Topology:
                     f"topology {self.name}: caches={self.caches!r:.80} must be pairs of bytes, more than 0, and an excess, "
                     "finite and at least 0."
                 )
-        if self.shape and (self.each != 1 or math.prod(self.shape) != self.hosts):
+        if self.shape and (self.ranks_per_host != 1 or math.prod(self.shape) != self.hosts):
             raise ScheduleError(
                 f"topology {self.name}: a torus of shape {self.shape} has {math.prod(self.shape)} hosts of 1 device each; "
-                f"hosts={self.hosts} and each={self.each} were given."
+                f"hosts={self.hosts} and ranks_per_host={self.ranks_per_host} were given."
             )
 
     def _check_placement(self) -> None:
-        """Check the placement, and number its hosts; one that `hosts` and `each` say already becomes ()."""
+        """Check the placement, and number its hosts; one that `hosts` and `ranks_per_host` say already becomes ()."""
         if not self.placement:
             return
         placed = check_hosts(self.placement, len(self.placement), "ranks", ScheduleError) or (0,) * len(self.placement)
         size = np.bincount(placed)
-        if self.shape or (self.hosts, self.each) != (len(size), size.max()):
+        if self.shape or (self.hosts, self.ranks_per_host) != (len(size), size.max()):
             raise ScheduleError(
                 f"topology {self.name}: placement={self.placement!r:.60} is {len(size)} hosts with at most {size.max()} ranks; "
-                f"hosts={self.hosts}, each={self.each}{f' and shape={self.shape}' if self.shape else ''} were given."
+                f"hosts={self.hosts}, ranks_per_host={self.ranks_per_host}"
+                f"{f' and shape={self.shape}' if self.shape else ''} were given."
             )
-        regular = placed == tuple(np.repeat(np.arange(self.hosts), self.each).tolist())
+        regular = placed == tuple(np.repeat(np.arange(self.hosts), self.ranks_per_host).tolist())
         object.__setattr__(self, "placement", () if regular else placed)
 
     # ---------------------------------------------------------------- presets
@@ -197,21 +200,23 @@ class Topology:
         return cls("nvlink", 1, p, link, link, 3 / 3.35e12)
 
     @classmethod
-    def nvlink_infiniband(cls, hosts: int, each: int = 8) -> Topology:
+    @renamed(each="ranks_per_host")
+    def nvlink_infiniband(cls, hosts: int, ranks_per_host: int = 8) -> Topology:
         """H100 hosts: NVLink 4 (450 GB/s each way) inside, one 400 Gb/s InfiniBand port per GPU between them.
 
         Latencies per step as in NCCL's own model (ring, simple protocol: `hwLatencies` in its tuning source). A
         reduction reads two operands and writes one at 3.35 TB/s.
         """
         return cls(
-            "nvlink_infiniband", hosts, each, Link("NVLink", 3.4e-6, 1 / 450e9), Link("InfiniBand", 14e-6, 1 / 50e9),
+            "nvlink_infiniband", hosts, ranks_per_host, Link("NVLink", 3.4e-6, 1 / 450e9), Link("InfiniBand", 14e-6, 1 / 50e9),
             3 / 3.35e12,
         )  # fmt: skip
 
     @classmethod
-    def ethernet(cls, hosts: int, each: int = 1) -> Topology:
+    @renamed(each="ranks_per_host")
+    def ethernet(cls, hosts: int, ranks_per_host: int = 1) -> Topology:
         """Hosts on 25 Gb/s Ethernet with TCP (30 µs per message), shared memory inside."""
-        return cls("ethernet", hosts, each, _SHARED_MEMORY, _ETHERNET, _COPY)
+        return cls("ethernet", hosts, ranks_per_host, _SHARED_MEMORY, _ETHERNET, _COPY)
 
     @classmethod
     def torus(cls, *shape: int | Sequence[int]) -> Topology:
@@ -257,17 +262,22 @@ class Topology:
     @property
     def nranks(self) -> int:
         """The number of ranks."""
-        return len(self.placement) or self.hosts * self.each
+        return len(self.placement) or self.hosts * self.ranks_per_host
+
+    @property
+    def each(self) -> int:
+        """`ranks_per_host`, by its former name."""
+        return self.ranks_per_host
 
     @property
     def host_map(self) -> tuple[int, ...] | None:
         """The host of each rank for hierarchical algorithms; None on one host, and where no host has several ranks."""
-        return tuple(self.host_of.tolist()) if self.hosts > 1 and self.each > 1 else None
+        return tuple(self.host_of.tolist()) if self.hosts > 1 and self.ranks_per_host > 1 else None
 
     @cached_property
     def host_of(self) -> np.ndarray:
         """int64[nranks]: the host of each rank."""
-        return np.array(self.placement) if self.placement else np.arange(self.nranks) // self.each
+        return np.array(self.placement) if self.placement else np.arange(self.nranks) // self.ranks_per_host
 
     @cached_property
     def times(self) -> tuple[np.ndarray, np.ndarray]:
@@ -298,14 +308,15 @@ class Topology:
     def _size(self) -> str:
         if self.shape:
             return f"{' × '.join(map(str, self.shape))} torus"
-        hosts, each = (f"{n} {what}{'s' if n > 1 else ''}" for n, what in ((self.hosts, "host"), (self.each, "device")))
+        counted = ((self.hosts, "host"), (self.ranks_per_host, "device"))
+        hosts, ranks_per_host = (f"{n} {what}{'s' if n > 1 else ''}" for n, what in counted)
         if not self.placement:
-            return f"{hosts} × {each}"
+            return f"{hosts} × {ranks_per_host}"
         return f"{hosts} with {' + '.join(map(str, np.bincount(self.placement)))} devices"
 
     def _used(self) -> list[tuple[str, Link]]:
         """The classes of links that occur, each with the text of its place."""
-        inside = [("same host", self.host)] if self.each > 1 else []
+        inside = [("same host", self.host)] if self.ranks_per_host > 1 else []
         return inside + ([("per hop" if self.shape else "between hosts", self.network)] if self.hosts > 1 else [])
 
     def __repr__(self) -> str:
@@ -317,6 +328,9 @@ class Topology:
         rows.append(("reduction", "", "", _rate(self.gamma)))
         table = html_table(("", "link", "latency", "bandwidth"), rows, right=("latency", "bandwidth"))
         return titled(f"{self.name}: {self._size()}", table)
+
+
+Topology.__init__ = renamed(each="ranks_per_host")(Topology.__init__)
 
 
 def check_topology(topology: Any, nranks: int | None = None) -> None:

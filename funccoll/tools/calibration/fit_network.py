@@ -59,11 +59,11 @@ def fit_network(samples: Sequence[Sample], hosts: tuple[int, ...], inside: HostP
         raise ValueError(f"{len(samples)} measured times cannot determine {len(_LEAST)} parameters")
     made = {(s.kind, s.algorithm): built_on(s.kind, s.algorithm, hosts) for s in samples}
     measured = np.log([s.seconds for s in samples])
-    count, each = 1 + max(hosts), max(map(hosts.count, set(hosts)))
+    count, ranks_per_host = 1 + max(hosts), max(map(hosts.count, set(hosts)))
 
     def parameters(values: np.ndarray) -> NetworkParameters:
         start, alpha, beta = np.where(values <= _LEAST * 1.01, 0.0, values).tolist()
-        return NetworkParameters(count, each, start, alpha, beta)
+        return NetworkParameters(count, ranks_per_host, start, alpha, beta)
 
     def seconds(values: np.ndarray) -> np.ndarray:
         machine = Topology.measured_hosts(hosts, inside, parameters(values))

@@ -41,11 +41,11 @@ class HostsPlan:
         if not self.hosts:
             raise CalibrationError("all processes of this job are on one host: `funccoll tune` without a job measures that.")
         levels = levels_of(self.hosts)
-        self.each = levels[1] if levels else 1
+        self.ranks_per_host = levels[1] if levels else 1
         two_levels = len(set(self.hosts)) < len(self.hosts)
         across = {k: tuple(n for n in names if two_levels or n != "hierarchical") for k, names in ON_HOSTS.items()}
         self.across = cases(len(self.hosts), sizes, across)
-        self.inside = cases(self.each, sizes) if self.each > 1 else []
+        self.inside = cases(self.ranks_per_host, sizes) if self.ranks_per_host > 1 else []
 
     def __len__(self) -> int:
         return PASSES * (len(self.across) + len(self.inside))
@@ -60,7 +60,7 @@ def measure_hosts(
     """
     meshes = [(make_mesh({"ranks": len(plan.hosts)}, device="cpu"), plan.across)]
     if plan.inside:
-        meshes.append((mesh_of_hosts(len(plan.hosts) // plan.each), plan.inside))
+        meshes.append((mesh_of_hosts(len(plan.hosts) // plan.ranks_per_host), plan.inside))
     found: list[list[list[float]]] = [[[] for _ in some] for _, some in meshes]
     disturbed = 0
     for number in range(PASSES):
@@ -71,7 +71,7 @@ def measure_hosts(
             for i, seconds in zip(order, taken, strict=True):
                 times[i] += seconds
     across = measured_times(len(plan.hosts), plan.across, found[0])
-    inside = measured_times(plan.each, plan.inside, found[1]) if plan.inside else []
+    inside = measured_times(plan.ranks_per_host, plan.inside, found[1]) if plan.inside else []
     load = {"disturbed_cases": round(disturbed / max(1, PASSES * len(plan.inside)), 3)}
     return [*inside, *(replace(m, hosts=plan.hosts) for m in across)], load
 
@@ -97,8 +97,9 @@ def combined(
     inside = profile.parameters_for(max(map(hosts.count, set(hosts))))
     network = fit_network(samples_of([m for m in times if m.hosts], len(hosts)), hosts, inside).parameters
     network = replace(network, **{n: four_digits(getattr(network, n)) for n in ("start", "alpha", "beta")})
-    others = [n for n in (before.network if before else ()) if (n.hosts, n.each) != (network.hosts, network.each)]
+    measured = network.hosts, network.ranks_per_host
+    others = [n for n in (before.network if before else ()) if (n.hosts, n.ranks_per_host) != measured]
     fresh = {(m.ranks, m.hosts) for m in times}
     kept = [m for m in (before.measured if before else ()) if (m.ranks, m.hosts) not in fresh]
-    by_size: list[NetworkParameters] = sorted([*others, network], key=lambda n: (n.hosts, n.each))
+    by_size: list[NetworkParameters] = sorted([*others, network], key=lambda n: (n.hosts, n.ranks_per_host))
     return replace(profile, measured=(*kept, *times), network=tuple(by_size))

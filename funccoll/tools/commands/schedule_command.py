@@ -122,15 +122,15 @@ def _pairs(text: str) -> tuple[tuple[int, int], ...]:
 def _levels(text: str) -> tuple[int, int]:
     if not re.fullmatch(r"[0-9]{1,9}x[0-9]{1,9}", text):
         raise argparse.ArgumentTypeError(f"{text!r:.60} must be hosts x ranks per host, such as 2x4.")
-    hosts, each = text.split("x")
-    return int(hosts), int(each)
+    hosts, ranks_per_host = text.split("x")
+    return int(hosts), int(ranks_per_host)
 
 
 def _hosts(text: str) -> tuple[int, ...]:
     if re.fullmatch(r"[0-9]{1,9}x[0-9]{1,9}", text):
-        hosts, each = _levels(text)
-        if 0 < hosts * each <= _MOST_RANKS:
-            return tuple(r // each for r in range(hosts * each))
+        hosts, ranks_per_host = _levels(text)
+        if 0 < hosts * ranks_per_host <= _MOST_RANKS:
+            return tuple(r // ranks_per_host for r in range(hosts * ranks_per_host))
     elif re.fullmatch(r"[0-9]{1,6}(,[0-9]{1,6})*", text):
         return tuple(map(int, text.split(",")))
     raise argparse.ArgumentTypeError(

@@ -77,7 +77,7 @@ def _parameters_table(parameters: Sequence[HostParameters]) -> Table:
 def _network_table(network: Sequence[NetworkParameters]) -> Table:
     table = _table("hosts", "ranks on one", "start", "α, a message", "β, its bytes")
     for n in network:
-        table.add_row(str(n.hosts), str(n.each), seconds_text(n.start), seconds_text(n.alpha), _rate(n.beta))
+        table.add_row(str(n.hosts), str(n.ranks_per_host), seconds_text(n.start), seconds_text(n.alpha), _rate(n.beta))
     return table
 
 

@@ -45,10 +45,10 @@ def simulated(hosts: tuple[int, ...], inside: HostParameters, network: NetworkPa
     )),
 ])  # fmt: skip
 def test_the_fit_finds_the_parameters_that_made_the_times(hosts, alpha, beta, start):
-    count, each = 1 + max(hosts), max(map(hosts.count, hosts))
-    network = NetworkParameters(count, each, start, alpha, beta)
+    count, ranks_per_host = 1 + max(hosts), max(map(hosts.count, hosts))
+    network = NetworkParameters(count, ranks_per_host, start, alpha, beta)
     found = fit_network(simulated(hosts, TYPICAL, network), hosts, TYPICAL)
-    assert (found.parameters.hosts, found.parameters.each) == (count, each) and found.typical_error < 0.01
+    assert (found.parameters.hosts, found.parameters.ranks_per_host) == (count, ranks_per_host) and found.typical_error < 0.01
     assert found.parameters.alpha == pytest.approx(alpha, rel=0.1) and found.parameters.beta == pytest.approx(beta, rel=0.1)
     noisy = simulated(hosts, TYPICAL, network, 0.15)
     noisy[3] = noisy[3]._replace(seconds=20 * noisy[3].seconds)  # something else ran then
@@ -75,11 +75,11 @@ def measured(hosts, network, inside=TYPICAL):
 def test_a_profile_keeps_what_was_measured_before():
     two, four = NetworkParameters(2, 1, 1e-6, 3e-5, 8e-9), NetworkParameters(2, 2, 1e-6, 4e-5, 9e-9)
     first = combined(measured((0, 1), two), (0, 1), {}, None)
-    assert first.parameters == () and [n.each for n in first.network] == [1]
+    assert first.parameters == () and [n.ranks_per_host for n in first.network] == [1]
     assert MachineProfile.from_json(json.loads(json.dumps(first.to_json()))) == first
     before = replace(first, parameters=(parameters(2),), measured=(*first.measured, times()))
     second = combined(measured((0, 0, 1, 1), four, parameters(2)), (0, 0, 1, 1), {}, before)
-    assert [n.each for n in second.network] == [1, 2] and second.parameters == before.parameters
+    assert [n.ranks_per_host for n in second.network] == [1, 2] and second.parameters == before.parameters
     assert second.network[1].alpha == pytest.approx(4e-5, rel=0.1)
     assert {m.hosts for m in second.measured} == {(), (0, 1), (0, 0, 1, 1)}
     again = combined(measured((0, 1), replace(two, alpha=6e-5)), (0, 1), {}, second)
@@ -140,7 +140,8 @@ def test_a_job_on_hosts_is_measured(tmp_path):
     assert MachineProfile.from_json(json.loads(done.stdout)) == found
     (network,) = found.network
     # Times of a few small messages may be told as a start of each call alone, or as a time of each message alone.
-    assert (network.hosts, network.each) == (2, 1) and 0 < network.start + network.alpha < 1 and 0 <= network.beta < 1e-5
+    assert (network.hosts, network.ranks_per_host) == (2, 1)
+    assert 0 < network.start + network.alpha < 1 and 0 <= network.beta < 1e-5
     map_ = (0, 1)
     assert {m.hosts for m in found.measured} == {map_} and found.host["name"] == "host0"
     machine_profile.adopt(found.to_json())

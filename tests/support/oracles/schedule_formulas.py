@@ -56,8 +56,8 @@ def log2_floor(p: int) -> int:
 
 def regular(p: int, rounds) -> Traffic:
     """Every rank sends and receives as much as the others: `rounds` are the bytes of one."""
-    each = np.array([b for b in rounds if b], dtype=np.int64)
-    table = np.tile(each[:, None], (1, p))
+    sizes = np.array([b for b in rounds if b], dtype=np.int64)
+    table = np.tile(sizes[:, None], (1, p))
     return Traffic(table, table.copy())
 
 
@@ -99,10 +99,10 @@ def pat_all_gather(p: int, n: int) -> Traffic:
     return regular(p, [c * n // p for c in counts])
 
 
-def hierarchical_all_gather(p: int, n: int, hosts: int, each: int) -> Traffic:
+def hierarchical_all_gather(p: int, n: int, hosts: int, ranks_per_host: int) -> Traffic:
     """Blocks of equal local ranks across hosts, circulant [T]; then h blocks from each other rank of the host [TH]."""
-    across = circulant_reduce_scatter(hosts, n // each).transposed() if hosts > 1 else nothing(1)
-    return regular(p, [*across.sent[:, 0], *[n // each] * (each - 1)])
+    across = circulant_reduce_scatter(hosts, n // ranks_per_host).transposed() if hosts > 1 else nothing(1)
+    return regular(p, [*across.sent[:, 0], *[n // ranks_per_host] * (ranks_per_host - 1)])
 
 
 def owner_reduce_scatter(p: int, n: int) -> Traffic:
@@ -110,10 +110,10 @@ def owner_reduce_scatter(p: int, n: int) -> Traffic:
     return regular(p, [(p - 1) * n // p])
 
 
-def hierarchical_reduce_scatter(p: int, n: int, hosts: int, each: int) -> Traffic:
+def hierarchical_reduce_scatter(p: int, n: int, hosts: int, ranks_per_host: int) -> Traffic:
     """The transpose of the all_gather, all that comes from the host's own ranks at once [TH]."""
-    across = circulant_reduce_scatter(hosts, n // each) if hosts > 1 else nothing(1)
-    return regular(p, [(each - 1) * n // each, *across.sent[:, 0]])
+    across = circulant_reduce_scatter(hosts, n // ranks_per_host) if hosts > 1 else nothing(1)
+    return regular(p, [(ranks_per_host - 1) * n // ranks_per_host, *across.sent[:, 0]])
 
 
 # ---------------------------------------------------------------- all_reduce
@@ -168,10 +168,10 @@ def circulant_all_reduce(p: int, n: int) -> Traffic:
     return there.then(there.transposed())
 
 
-def hierarchical_all_reduce(p: int, n: int, hosts: int, each: int) -> Traffic:
+def hierarchical_all_reduce(p: int, n: int, hosts: int, ranks_per_host: int) -> Traffic:
     """n(q−1)/q at once inside, an all_reduce of n/q across, n/q from each other rank inside [TH]."""
-    across = circulant_all_reduce(hosts, n // each).sent[:, 0] if hosts > 1 else []
-    return regular(p, [(each - 1) * n // each, *across, *[n // each] * (each - 1)])
+    across = circulant_all_reduce(hosts, n // ranks_per_host).sent[:, 0] if hosts > 1 else []
+    return regular(p, [(ranks_per_host - 1) * n // ranks_per_host, *across, *[n // ranks_per_host] * (ranks_per_host - 1)])
 
 
 # ---------------------------------------------------------------- all_to_all
@@ -182,9 +182,9 @@ def bruck_all_to_all(p: int, n: int) -> Traffic:
     return regular(p, [sum(j >> k & 1 for j in range(p)) * n // p for k in range(log2_ceil(p))])
 
 
-def hierarchical_all_to_all(p: int, n: int, hosts: int, each: int) -> Traffic:
+def hierarchical_all_to_all(p: int, n: int, hosts: int, ranks_per_host: int) -> Traffic:
     """h blocks from each other rank of the host, then q blocks from each other host's equal rank [TH]."""
-    return regular(p, [*[n // each] * (each - 1), *[n // hosts] * (hosts - 1)])
+    return regular(p, [*[n // ranks_per_host] * (ranks_per_host - 1), *[n // hosts] * (hosts - 1)])
 
 
 # ---------------------------------------------------------------- with a root; rank 0 is the root in what follows
@@ -247,34 +247,35 @@ def chain_broadcast(p: int, n: int, chunks: int) -> Traffic:
     return _messages(p, rounds)
 
 
-def _inside(hosts: int, each: int, size: int, first: int = 0) -> list:
+def _inside(hosts: int, ranks_per_host: int, size: int, first: int = 0) -> list:
     """From the first rank of each host, from host `first` on, to the others of its host."""
-    return [(h * each, h * each + v, size) for h in range(first, hosts) for v in range(1, each)]
+    return [(h * ranks_per_host, h * ranks_per_host + v, size) for h in range(first, hosts) for v in range(1, ranks_per_host)]
 
 
-def hierarchical_broadcast(p: int, n: int, hosts: int, each: int) -> Traffic:
+def hierarchical_broadcast(p: int, n: int, hosts: int, ranks_per_host: int) -> Traffic:
     """A binomial tree of the hosts' first ranks; the root's neighbours read at once, the others at last [K]."""
-    tree = [[(a * each, b * each, n) for a, b, _ in step] for step in _binomial(hosts, lambda v, k: n)] or [[]]
-    tree[0] += _inside(1, each, n)
-    return _messages(p, [*tree, _inside(hosts, each, n, 1)]).without_empty()
+    between = _binomial(hosts, lambda v, k: n)
+    tree = [[(a * ranks_per_host, b * ranks_per_host, n) for a, b, _ in step] for step in between] or [[]]
+    tree[0] += _inside(1, ranks_per_host, n)
+    return _messages(p, [*tree, _inside(hosts, ranks_per_host, n, 1)]).without_empty()
 
 
-def hierarchical_reduce(p: int, n: int, hosts: int, each: int) -> Traffic:
+def hierarchical_reduce(p: int, n: int, hosts: int, ranks_per_host: int) -> Traffic:
     """Inside all hosts first, then up the tree of the hosts' first ranks."""
-    tree = [[(b * each, a * each, n) for a, b, _ in step] for step in _binomial(hosts, lambda v, k: n)]
-    return _messages(p, [[(b, a, n) for a, b, n in _inside(hosts, each, n)], *reversed(tree)]).without_empty()
+    tree = [[(b * ranks_per_host, a * ranks_per_host, n) for a, b, _ in step] for step in _binomial(hosts, lambda v, k: n)]
+    return _messages(p, [[(b, a, n) for a, b, n in _inside(hosts, ranks_per_host, n)], *reversed(tree)]).without_empty()
 
 
-def hierarchical_scatter(p: int, n: int, hosts: int, each: int) -> Traffic:
+def hierarchical_scatter(p: int, n: int, hosts: int, ranks_per_host: int) -> Traffic:
     """q blocks to the first rank of each other host, from where the others get theirs."""
-    first = [(0, h * each, each * n // p) for h in range(1, hosts)]
-    return _messages(p, [first + _inside(1, each, n // p), _inside(hosts, each, n // p, 1)]).without_empty()
+    first = [(0, h * ranks_per_host, ranks_per_host * n // p) for h in range(1, hosts)]
+    return _messages(p, [first + _inside(1, ranks_per_host, n // p), _inside(hosts, ranks_per_host, n // p, 1)]).without_empty()
 
 
-def hierarchical_gather(p: int, n: int, hosts: int, each: int) -> Traffic:
+def hierarchical_gather(p: int, n: int, hosts: int, ranks_per_host: int) -> Traffic:
     """The opposite direction; where hosts have one rank, all at once."""
-    last = [(h * each, 0, each * n // p) for h in range(1, hosts)]
-    return _messages(p, [[(b, a, s) for a, b, s in _inside(hosts, each, n // p)], last]).without_empty()
+    last = [(h * ranks_per_host, 0, ranks_per_host * n // p) for h in range(1, hosts)]
+    return _messages(p, [[(b, a, s) for a, b, s in _inside(hosts, ranks_per_host, n // p)], last]).without_empty()
 
 
 def two_tree_rounds(p: int, chunks: int) -> tuple[int, int]:

@@ -223,7 +223,7 @@ def test_start_and_caches_in_the_cost(found, name, p, n):
     factor = 1 + sum(excess * (1 - held / (2 * n)) for held, excess in found.caches if 2 * n > held)
     for memory in (False, True):
         plain = Topology.uniform(p, found.alpha, found.beta * factor, found.gamma * factor)
-        here = replace(plain, hosts=1, each=p, memory=memory)
+        here = replace(plain, hosts=1, ranks_per_host=p, memory=memory)
         found_seconds = schedule.cost(replace(here, start=found.start, host=replace(here.host, beta=found.beta),
                                               gamma=found.gamma, caches=found.caches), n).seconds  # fmt: skip
         assert found_seconds == pytest.approx(found.start + schedule.cost(here, n).seconds, rel=1e-12)

@@ -22,12 +22,12 @@ from tests.support.oracles.closed_forms import CLOSED_FORMS, FORM_SIZES, PARAMET
 from tests.support.oracles.schedule_oracle import built
 
 PRESETS = [
-    Topology.one_process(4), Topology.one_host(8), Topology.nvlink_infiniband(3), Topology.nvlink_infiniband(2, each=2),
-    Topology.ethernet(5), Topology.ethernet(2, each=3), Topology.torus((4, 3)), Topology.torus((2, 5, 3)),
+    Topology.one_process(4), Topology.one_host(8), Topology.nvlink_infiniband(3), Topology.nvlink_infiniband(2, 2),
+    Topology.ethernet(5), Topology.ethernet(2, ranks_per_host=3), Topology.torus((4, 3)), Topology.torus((2, 5, 3)),
     Topology.torus((7,)), Topology.uniform(6, 1e-6, 1e-9, 1e-10), Topology.uniform(1, 0, 0, 0),
 ]  # fmt: skip
-CLUSTER = Topology.nvlink_infiniband(2, each=4)
-CLUSTER_16 = Topology.nvlink_infiniband(2, each=8)
+CLUSTER = Topology.nvlink_infiniband(2, ranks_per_host=4)
+CLUSTER_16 = Topology.nvlink_infiniband(2, ranks_per_host=8)
 FLAT = Topology.uniform(8, 1e-6, 1e-9, 1e-10)
 
 
@@ -48,7 +48,7 @@ def test_links_are_between_all_pairs(topology):
 
 
 def test_links_of_hosts():
-    t = Topology.nvlink_infiniband(2, each=2)
+    t = Topology.nvlink_infiniband(2, ranks_per_host=2)
     alpha, beta = t.links(0, np.arange(4))
     assert alpha.tolist() == [0, t.host.alpha, t.network.alpha, t.network.alpha]
     assert beta.tolist() == [0, t.host.beta, t.network.beta, t.network.beta]
@@ -69,10 +69,10 @@ def test_a_torus_has_hops():
 
 
 @pytest.mark.parametrize(("make", "words"), [
-    (lambda: Topology.one_host(0), "each must be an integer, at least 1, not 0"),
+    (lambda: Topology.one_host(0), "ranks_per_host must be an integer, at least 1, not 0"),
     (lambda: Topology.nvlink_infiniband(0), "hosts must be"),
     (lambda: Topology.nvlink_infiniband(True), "hosts must be"),
-    (lambda: Topology.ethernet(2, each=-1), "each must be"),
+    (lambda: Topology.ethernet(2, ranks_per_host=-1), "ranks_per_host must be"),
     (lambda: Topology.ethernet(2.0), "hosts must be"),
     (lambda: Topology.torus(()), "shape=()"),
     (lambda: Topology.torus((4, 0)), "every size in shape"),
@@ -333,7 +333,7 @@ def test_an_algorithm_of_the_users_is_considered(registered):
 
 
 def test_many_ranks_are_compared_by_what_can_be_built():
-    topology = Topology.nvlink_infiniband(300, each=8)
+    topology = Topology.nvlink_infiniband(300, ranks_per_host=8)
     found = reasons(explain("all_gather", topology, 1 << 24))
     assert found["direct"] == found["ring"] == "too large to build for comparison"
     chosen = select("all_gather", topology, 1 << 24)
@@ -361,7 +361,7 @@ def test_tables_print():
     (lambda: select("all_reduce", FLAT, 64, dtype="U3"), DTypeError, "dtype <U3"),
     (lambda: select("all_reduce", FLAT, 64, dtype="nope"), DTypeError, "dtype='nope' is not an element type"),
     (lambda: select("all_reduce", FLAT, 64, levels=4), ScheduleError, "levels=4 must be (hosts, ranks per host)"),
-    (lambda: explain("all_reduce", 0, 64), ScheduleError, "each must be"),
+    (lambda: explain("all_reduce", 0, 64), ScheduleError, "ranks_per_host must be"),
     (lambda: explain("all_reduce", 8, -1), ScheduleError, "nbytes=-1"),
 ])  # fmt: skip
 def test_bad_choices(call, error, words):
@@ -380,3 +380,12 @@ def test_select_takes_what_explain_says_is_chosen(kind, p, n, dtype, data):
     for topology in (Topology.one_host(p), Topology.nvlink(p), Topology.uniform(p, 1e-6, 1e-10, 1e-10)):
         chosen = explain(kind, topology, n, dtype=dtype, **options).chosen
         assert select(kind, topology, n, dtype=dtype, **options).algorithm == chosen.algorithm.split(" (")[0]
+
+
+def test_ranks_per_host_by_its_former_name():
+    link, former = Link("wire", 1e-6, 1e-9), Topology
+    for old, new in (
+        (former.nvlink_infiniband(2, each=4), CLUSTER), (former.ethernet(3, each=2), Topology.ethernet(3, 2)),
+        (former(name="mine", hosts=2, each=3, host=link, network=link, gamma=0.0), Topology("mine", 2, 3, link, link, 0.0)),
+    ):  # fmt: skip
+        assert old == new and old.each == new.ranks_per_host

@@ -122,8 +122,8 @@ def test_rounds_and_bytes_are_those_published(kind, name, sizes):
     for p, options in [(q, options) for q in of(sizes, kind, name) for options in variants(kind, name, q)]:
         n, schedule = vector(p), built(kind, p, name, **options)
         root = options.pop("root", 0)
-        hosts, each = options.pop("levels", (None, None))
-        levels = {} if hosts is None else {"hosts": hosts, "each": each}
+        hosts, ranks_per_host = options.pop("levels", (None, None))
+        levels = {} if hosts is None else {"hosts": hosts, "ranks_per_host": ranks_per_host}
         expected = at_root(EXPECTED[kind, name](p, n, **options, **levels), root)
         equal(counted(schedule, n), expected, schedule)
         # A rank's copies of its own need no round to themselves.

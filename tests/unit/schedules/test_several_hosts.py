@@ -258,14 +258,15 @@ def test_orders_tell_bits():
 
 def test_topologies_of_hosts():
     machine = Topology.of_hosts((3, 1, 1, 3, 3))
-    assert (machine.hosts, machine.each, machine.nranks, machine.placement) == (2, 3, 5, (0, 1, 1, 0, 0))
+    assert (machine.hosts, machine.ranks_per_host, machine.nranks, machine.placement) == (2, 3, 5, (0, 1, 1, 0, 0))
     assert machine.host_map == (0, 1, 1, 0, 0) and repr(machine).startswith("<Topology hosts: 2 hosts with 3 + 2 devices")
     assert machine.distance(0, np.arange(5)).tolist() == [0, 2, 2, 1, 1]
-    assert Topology.of_hosts((0, 0, 1, 1)).placement == () and Topology.of_hosts((0, 0, 1, 1)).each == 2
+    assert Topology.of_hosts((0, 0, 1, 1)).placement == () and Topology.of_hosts((0, 0, 1, 1)).ranks_per_host == 2
     assert Topology.of_hosts((2, 2, 2)) == Topology.one_host(3)
     assert Topology.of_hosts((0, 1, 2)).host_map is None
     link = Link("link", 1e-6, 1e-9)
-    with pytest.raises(ScheduleError, match=r"placement=\(0, 1, 1\) is 2 hosts with at most 2 ranks; hosts=2, each=1"):
+    words = r"placement=\(0, 1, 1\) is 2 hosts with at most 2 ranks; hosts=2, ranks_per_host=1"
+    with pytest.raises(ScheduleError, match=words):
         Topology("mine", 2, 1, link, link, 0.0, placement=(0, 1, 1))
     with pytest.raises(ScheduleError, match=r"hosts=.* must be a number of equal hosts, or the host of each of the ranks"):
         Topology.of_hosts((0, -1))
@@ -331,8 +332,8 @@ def test_profiles_hold_networks():
     without = found.to_json()
     del without["network"], without["measured"][0]["hosts"]  # as before there were any
     assert MachineProfile.from_json(without).network == ()
-    for name, wrong in (("network", [{"hosts": 1, "each": 1, "start": 0, "alpha": 0, "beta": 0}]), ("network", {}),
-                        ("network", [{"hosts": 2, "each": 1, "start": -1, "alpha": 0, "beta": 0}])):  # fmt: skip
+    for name, wrong in (("network", [{"hosts": 1, "ranks_per_host": 1, "start": 0, "alpha": 0, "beta": 0}]), ("network", {}),
+                        ("network", [{"hosts": 2, "ranks_per_host": 1, "start": -1, "alpha": 0, "beta": 0}])):  # fmt: skip
         with pytest.raises(ValueError, match="its "):
             MachineProfile.from_json({**found.to_json(), name: wrong})
     bad = found.to_json()
