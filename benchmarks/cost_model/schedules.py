@@ -27,8 +27,8 @@ STAGES = ("build", "prove", "lower", "verify", "simulate")
 NBYTES = 1 << 24
 CASES: list[tuple[str, int, str, tuple[str, ...], int, dict[str, Any]]] = [
     # kind, p, algorithm, stages, rounds, goal
-    ("all_reduce", 8, "owner", STAGES, 11, {}),
-    ("all_reduce", 64, "owner", STAGES, 11, {}),
+    ("all_reduce", 8, "two_shot", STAGES, 11, {}),
+    ("all_reduce", 64, "two_shot", STAGES, 11, {}),
     ("all_reduce", 128, "ring", STAGES, 7, {}),
     ("all_reduce", 256, "ring", STAGES, 5, {"seconds": 5.0, "of": STAGES, "text": "all together ≤ 5 s"}),
     ("all_reduce", 1024, "ring", ("build", "prove", "lower", "simulate"), 5,

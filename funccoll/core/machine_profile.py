@@ -38,7 +38,7 @@ __all__ = [
     "save", "this_host",
 ]  # fmt: skip
 
-FORMAT = 1
+FORMAT = 2
 MOST_BYTES = 64 * 1024
 """Bytes of a profile, at most: it travels in one message to the ranks of a job."""
 

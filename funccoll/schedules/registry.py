@@ -73,6 +73,9 @@ class Algorithm:
 
 _ALGORITHMS: dict[str, dict[str, Algorithm]] = {kind: {} for kind in KINDS}
 
+_FORMER = {("all_reduce", "owner"): "two_shot", ("reduce_scatter", "owner"): "direct"}
+"""Names that algorithms had before, which `find` knows, too."""
+
 
 def algorithm(
     kind: str, *, name: str | None = None, chunks: int | Callable[..., int] = 1, power_of_two: bool = False
@@ -172,6 +175,8 @@ def find(kind: str, name: str | None, nranks: int, root: int | None = None) -> A
     if name is None:
         return next(iter(found.values()))
     choices = ", ".join(algorithms(kind, nranks))
+    if isinstance(name, str) and name not in found:
+        name = _FORMER.get((kind, name), name)
     if not isinstance(name, str) or name not in found:
         meant = similar(name, found)
         raise ScheduleError(f"unknown algorithm {name!r} for {kind}.{meant} For {nranks} ranks there are: {choices}.")

@@ -25,7 +25,7 @@ __all__ = ["OWNER", "check_completion", "copies_root", "with_one_result"]
 
 OWNER = 0
 """The rank that has the result of `with_one_result`."""
-_DIRECT = {"all_gather": ("direct",), "all_reduce": ("owner", "one_shot")}
+_DIRECT = {"all_gather": ("direct",), "all_reduce": ("two_shot", "one_shot")}
 """The algorithms in whose place a result is shared: those for memory that all ranks see. Another one was asked for by name."""
 _MOST_RANKS = 64
 """All ranks wait for each other: more of them would need a tree."""

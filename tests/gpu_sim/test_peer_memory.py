@@ -78,7 +78,7 @@ def told():
     return found
 
 
-NAMES = ["ring", "owner", "one_shot", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "permute"]
+NAMES = ["ring", "two_shot", "one_shot", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "permute"]
 
 
 def test_no_rank_reads_memory_of_one_that_has_ended():
@@ -200,7 +200,7 @@ def ends_of(plan: PeerPlan) -> dict[int, int]:
 
 
 def test_what_no_peer_touches_stays_where_it_is():
-    one_shot, owner = (plans("all_reduce", name, 2, (64, 35), 1)[0] for name in ("one_shot", "owner"))
+    one_shot, owner = (plans("all_reduce", name, 2, (64, 35), 1)[0] for name in ("one_shot", "two_shot"))
     ends = lambda plan: [x.opcode for x in disassemble(plan.codes[0].tolist())][-3:]
     assert ends(one_shot) == [Opcode.SIGNAL, Opcode.ADVANCE, Opcode.END]  # results are written in place
     assert ends(owner) == [Opcode.COPY, Opcode.ADVANCE, Opcode.END]

@@ -14,7 +14,7 @@ def parameters(ranks=2, start=1e-7, alpha=1e-7, beta=1e-10, gamma=1e-10, caches=
     return HostParameters(ranks, start, alpha, beta, gamma, caches)
 
 
-def times(kind="all_reduce", ranks=2, algorithm="owner", nbytes=SIZES, seconds=(1e-6, 2e-6, 8e-6)):
+def times(kind="all_reduce", ranks=2, algorithm="two_shot", nbytes=SIZES, seconds=(1e-6, 2e-6, 8e-6)):
     return MeasuredTimes(kind, ranks, algorithm, nbytes, seconds, seconds, seconds)
 
 

@@ -62,7 +62,7 @@ def test_a_program_is_shown_once_at_its_first_call(explain):
     assert "program 1: total defined at train.py:8 (total), called at train.py:13 (<module>) on data=4;" in text
     assert "1 equation, 1 collective, predicted" in text
     assert "collective axes bytes/device algorithm predicted from why all_reduce sum data 32 one_shot" in text
-    assert "train.py:10 (total) costs least; next owner: " in text and "× the time" in text
+    assert "train.py:10 (total) costs least; next two_shot: " in text and "× the time" in text
 
 
 def test_a_program_for_each_signature(explain):
@@ -158,7 +158,7 @@ def test_lines_that_widen_floats(explain):
 
 
 def test_measured_times_have_a_column_where_there_are_any(explain):
-    with in_use(profile(parameters(4), measured=[times(ranks=4, algorithm=a) for a in ("owner", "one_shot")])):
+    with in_use(profile(parameters(4), measured=[times(ranks=4, algorithm=a) for a in ("two_shot", "one_shot")])):
         code, out, _ = explain(STEP.replace("np.ones((8, 2))", "np.ones((512, 8), np.float32)"))
         assert code == 0 and "algorithm predicted measured from why all_reduce sum data 4,096" in words(out) and " 2 µs " in out
 

@@ -75,7 +75,7 @@ def test_a_schedule_s_table(command):
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        ("all_reduce --ranks 4 --algorithm owner",
+        ("all_reduce --ranks 4 --algorithm two_shot",
         "in rank order, one left fold; no partial sum is written reads every rank, all others writes"),
         ("broadcast --ranks 5 --root 2 --algorithm flat", "reads rank 0: 2 rank 1: 2 rank 3: 2 rank 4: 2"),
         ("gather --ranks 6 --algorithm flat", "reads rank 0: 1 to 5"),
@@ -104,7 +104,7 @@ def test_lines_of_tables(command, line, what):
 def test_without_an_algorithm_the_choice_is_explained(command):
     code, out, _ = command("all_reduce --ranks 8")
     table = repr(fs.explain("all_reduce", 8, 1 << 20))
-    assert code == 0 and out.startswith(table) and "schedule  owner for all_reduce on 8 ranks" in out
+    assert code == 0 and out.startswith(table) and "schedule  two_shot for all_reduce on 8 ranks" in out
     _, out, _ = command("all_reduce --ranks 4 --topology ethernet:2x2 --bytes 64KiB --dtype bfloat16")
     assert "65,536 bytes of bfloat16, on ethernet" in out and "16-bit floats: would round" in out
 
@@ -134,10 +134,11 @@ def test_figures_as_json(command):
 
 def test_measured_times_stand_beside_predicted_ones(command):
     with in_use(profile(parameters(4), measured=[times(ranks=4, seconds=(1e-6, 2e-6, 8e-6))])):
-        _, out, _ = command("all_reduce --ranks 4 --algorithm owner --bytes 4096")
+        _, out, _ = command("all_reduce --ranks 4 --algorithm two_shot --bytes 4096")
         assert re.search(r"predicted for 4 KiB per rank on one_host; 2 µs measured here", words(out)), out
-        assert json.loads(command("all_reduce --ranks 4 --algorithm owner --bytes 4096 --json")[1])["measured_seconds"] == 2e-6
-    assert json.loads(command("all_reduce --ranks 4 --algorithm owner --json")[1])["measured_seconds"] is None
+        found = json.loads(command("all_reduce --ranks 4 --algorithm two_shot --bytes 4096 --json")[1])
+        assert found["measured_seconds"] == 2e-6
+    assert json.loads(command("all_reduce --ranks 4 --algorithm two_shot --json")[1])["measured_seconds"] is None
 
 
 # ---------------------------------------------------------------- files
@@ -161,7 +162,7 @@ def test_exports_are_printed_alone_or_written(command, tmp_path, monkeypatch):
         assert found["export"] == {"format": format, "file": f"file.{format}"}
     assert sorted(os.listdir()) == [f"file.{f}" for f in sorted(wanted)]  # nothing else is left
     assert stat.S_IMODE(os.stat("file.json").st_mode) == 0o666 & ~_umask()
-    assert 'name="owner"' in command("all_reduce --ranks 4 --export msccl")[1]  # the one that is chosen
+    assert 'name="two_shot"' in command("all_reduce --ranks 4 --export msccl")[1]  # the one that is chosen
 
 
 def _umask() -> int:
@@ -204,7 +205,7 @@ def test_a_drawing_without_the_extra_names_the_command(tmp_path):
         ("all_educe --ranks 4", "unknown collective 'all_educe'. Did you mean 'all_reduce'. Use one of all_reduce, all_gather"),
         ("all_educe --list", "unknown collective 'all_educe'. Did you mean 'all_reduce'"),
         ("all_reduce --ranks 4 --algorithm rng",
-        "unknown algorithm 'rng' for all_reduce. Did you mean 'ring'. For 4 ranks there are: owner"),
+        "unknown algorithm 'rng' for all_reduce. Did you mean 'ring'. For 4 ranks there are: two_shot"),
         ("all_reduce --ranks 1,000,000", "argument --ranks: '1,000,000' must be a number, at least 1, in digits alone"),
         ("all_reduce --ranks 1000000",
         "--ranks 1,000,000: this command takes at most 1,024, .* fc.schedules.build.'all_reduce', 1000000"),

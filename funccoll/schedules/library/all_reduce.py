@@ -27,7 +27,7 @@ from .trees import broadcast_along, double_binary, reduce_along
 
 
 @algorithm("all_reduce", chunks=lambda p: p)
-def owner(p: int) -> Rounds:
+def two_shot(p: int) -> Rounds:
     """Rank r reads chunk r of every rank, in the order of ranks, and writes the sum to every rank.
 
     Rounds: 1.

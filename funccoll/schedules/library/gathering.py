@@ -115,8 +115,8 @@ def _gathered(pattern: Pattern) -> Rounds:
 # ---------------------------------------------------------------- reduce_scatter
 
 
-@algorithm("reduce_scatter", name="owner")
-def reduce_scatter_owner(p: int) -> Rounds:
+@algorithm("reduce_scatter", name="direct")
+def reduce_scatter_direct(p: int) -> Rounds:
     """Rank r reads block r of every rank, in the order of ranks.
 
     Rounds: 1.

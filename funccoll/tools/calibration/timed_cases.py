@@ -14,15 +14,15 @@ SIZES = tuple(4**i for i in range(4, 13))
 """256 B to 16 MiB in powers of 4."""
 QUICK_SIZES = (1 << 10, 64 << 10, 1 << 20)
 ALGORITHMS = {
-    "all_reduce": ("owner", "one_shot", "ring"), "all_gather": ("direct",), "reduce_scatter": ("owner",),
+    "all_reduce": ("two_shot", "one_shot", "ring"), "all_gather": ("direct",), "reduce_scatter": ("direct",),
     "all_to_all": ("direct",), "broadcast": ("flat",),
 }  # fmt: skip
 """Collective -> the algorithms that are timed: those that may be chosen on one host, and one that waits for others in every
 round, because without it nothing tells what such a wait takes."""
 
 ON_HOSTS = {
-    "all_reduce": ("owner", "ring", "recursive_doubling", "hierarchical"),
-    "all_gather": ("direct", "circulant", "hierarchical"), "reduce_scatter": ("owner", "circulant"), "all_to_all": ("direct",),
+    "all_reduce": ("two_shot", "ring", "recursive_doubling", "hierarchical"),
+    "all_gather": ("direct", "circulant", "hierarchical"), "reduce_scatter": ("direct", "circulant"), "all_to_all": ("direct",),
 }  # fmt: skip
 """Collective -> the algorithms that are timed on several hosts: with few messages, with few bytes, and on two levels.
 

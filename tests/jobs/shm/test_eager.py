@@ -28,7 +28,7 @@ from tests.support.ranks.ranks import launch
 
 I4 = np.dtype(np.int32)
 COPIED = [kind for kind in KINDS if kind != "barrier"]
-SIMPLE = {"all_reduce": "one_shot", "all_gather": "direct", "reduce_scatter": "owner", "all_to_all": "direct",
+SIMPLE = {"all_reduce": "one_shot", "all_gather": "direct", "reduce_scatter": "direct", "all_to_all": "direct",
           "permute": "direct", **dict.fromkeys(("broadcast", "reduce", "gather", "scatter"), "flat")}  # fmt: skip
 SMALL, LARGE = ControlBlock(0, 2, cells=CELLS).rings
 

@@ -59,7 +59,7 @@ def test_which_collectives_have_one_result():
     for kind in KINDS:
         for algorithm in schedules.algorithms(kind, 4):
             found = with_one_result(schedules.build(kind, 4, algorithm))
-            shares = kind in ("all_gather", "all_reduce") and algorithm in ("direct", "owner", "one_shot")
+            shares = kind in ("all_gather", "all_reduce") and algorithm in ("direct", "two_shot", "one_shot")
             assert (found is not None) == shares
     assert with_one_result(schedules.build("all_gather", 1)) is None
     assert with_one_result(schedules.build("all_gather", 4, channels=2)) is None

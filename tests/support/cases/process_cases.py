@@ -243,7 +243,7 @@ def forced(n: int, same: Same, halves: int = 700, nan_length: int = 411) -> None
     for name in schedules.algorithms("reduce_scatter", n):
         same(lambda x, name=name: fc.reduce_scatter(x, "d", algorithm=name), {"d": n}, (x,), P("d"), P("d"))
     half = values((n * halves,), fc.bfloat16)
-    for name in ("ring", "owner", "recursive_doubling"):
+    for name in ("ring", "two_shot", "recursive_doubling"):
         same(lambda x, name=name: fc.all_reduce(x, "d", op="mean", algorithm=name), {"d": n}, (half,), P("d"), P())
     nans(n, same, [np.dtype(t) for t in (fc.bfloat16, np.float32, np.complex64)], [nan_length])  # here: processes start slowly
 

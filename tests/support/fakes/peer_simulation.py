@@ -237,7 +237,7 @@ def ahead(seed: int) -> None:
 
     def chain(x: Any) -> Any:
         x = fc.pvary(fc.broadcast(x, "d", root=0), "d")  # it needs a smaller segment than what follows
-        for name in ("ring", "owner", "one_shot"):
+        for name in ("ring", "two_shot", "one_shot"):
             x = fc.permute(fc.pvary(fc.all_reduce(x, "d", algorithm=name), "d"), "d", pairs=pairs)
             x = fc.reduce_scatter(fc.pvary(fc.all_gather(x, "d"), "d"), "d", algorithm="ring")
             x = fc.broadcast(fc.reduce(x, "d", root=last), "d", root=last)
@@ -319,7 +319,7 @@ def failure(what: str) -> None:
 
 LAST: dict[str, Callable[[Any], Any]] = {
     **{name: lambda x, name=name: fc.pvary(fc.all_reduce(x, "d", algorithm=name), "d")
-       for name in ("ring", "owner", "one_shot")},
+       for name in ("ring", "two_shot", "one_shot")},
     "all_gather": lambda x: fc.pvary(fc.all_gather(x, "d"), "d"),
     "reduce_scatter": lambda x: fc.reduce_scatter(x, "d", algorithm="ring"),
     "broadcast": lambda x: fc.pvary(fc.broadcast(x, "d", root=0), "d"), "reduce": lambda x: fc.reduce(x, "d", root=1),

@@ -85,7 +85,7 @@ def share(p: int) -> float:
 
 
 CLOSED_FORMS = [
-    ClosedForm("all_reduce", "owner", lambda p, n, a, b, g: 2 * (p - 1) * a + 2 * share(p) * n * b + share(p) * n * g),
+    ClosedForm("all_reduce", "two_shot", lambda p, n, a, b, g: 2 * (p - 1) * a + 2 * share(p) * n * b + share(p) * n * g),
     ClosedForm("all_reduce", "one_shot", lambda p, n, a, b, g: (p - 1) * (a + n * b + n * g)),
     ClosedForm("all_reduce", "ring", lambda p, n, a, b, g: 2 * (p - 1) * (a + n / p * b) + (p - 1) * n / p * g),
     ClosedForm("all_reduce", "recursive_doubling", recursive_doubling),
@@ -105,7 +105,7 @@ CLOSED_FORMS = [
     ),
     *(
         ClosedForm("reduce_scatter", name, lambda p, n, a, b, g: (p - 1) * a + share(p) * n * (b + g))
-        for name in ("owner", "ring")
+        for name in ("direct", "ring")
     ),
     *(
         ClosedForm("reduce_scatter", name, lambda p, n, a, b, g: ceil_log2(p) * a + share(p) * n * (b + g))

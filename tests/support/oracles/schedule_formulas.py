@@ -105,7 +105,7 @@ def hierarchical_all_gather(p: int, n: int, hosts: int, ranks_per_host: int) -> 
     return regular(p, [*across.sent[:, 0], *[n // ranks_per_host] * (ranks_per_host - 1)])
 
 
-def owner_reduce_scatter(p: int, n: int) -> Traffic:
+def direct_reduce_scatter(p: int, n: int) -> Traffic:
     """p−1 blocks at once: the pairwise exchange of [TRG] as one step."""
     return regular(p, [(p - 1) * n // p])
 
@@ -119,7 +119,7 @@ def hierarchical_reduce_scatter(p: int, n: int, hosts: int, ranks_per_host: int)
 # ---------------------------------------------------------------- all_reduce
 
 
-def owner_all_reduce(p: int, n: int) -> Traffic:
+def two_shot_all_reduce(p: int, n: int) -> Traffic:
     """A reduce_scatter and an all_gather in one step: 2n(p−1)/p, the least that any algorithm can send [PY]."""
     return regular(p, [2 * (p - 1) * n // p])
 
@@ -297,7 +297,7 @@ def dissemination_messages(p: int) -> int:
 
 
 EXPECTED = {
-    ("all_reduce", "owner"): owner_all_reduce,
+    ("all_reduce", "two_shot"): two_shot_all_reduce,
     ("all_reduce", "one_shot"): one_shot_all_reduce,
     ("all_reduce", "ring"): ring_all_reduce,
     ("all_reduce", "bidirectional_ring"): ring_all_reduce,
@@ -312,7 +312,7 @@ EXPECTED = {
     ("all_gather", "recursive_doubling"): doubling_all_gather,
     ("all_gather", "pat"): pat_all_gather,
     ("all_gather", "hierarchical"): hierarchical_all_gather,
-    ("reduce_scatter", "owner"): owner_reduce_scatter,
+    ("reduce_scatter", "direct"): direct_reduce_scatter,
     ("reduce_scatter", "ring"): neighbours,
     ("reduce_scatter", "bruck"): lambda p, n: bruck_all_gather(p, n).transposed(),
     ("reduce_scatter", "circulant"): circulant_reduce_scatter,

@@ -84,8 +84,8 @@ def test_a_profile_that_a_message_cannot_hold_is_not_written(cache):
 
 HOST = machine_profile.this_host()
 WRONG = [
-    ({"funccoll": "9.9"}, r"it was made by funccoll 9.9 \(format 1\), and this is funccoll"),
-    ({"format": 2}, "format 2"),
+    ({"funccoll": "9.9"}, r"it was made by funccoll 9.9 \(format 2\), and this is funccoll"),
+    ({"format": 1}, "format 1"),
     ({"host": HOST | {"cpu": "another"}}, "it was measured on another host: cpu another (here"),
     ({"host": HOST | {"name": "far", "cores": 999}}, "measured on another host: name far"),
     ({"host": []}, "its host is not a JSON object"),
@@ -216,7 +216,7 @@ def test_one_host_takes_the_parameters_of_the_ranks():
     assert Topology.one_host(2) == DEFAULTS
 
 
-@given(any_parameters, st.sampled_from(["owner", "ring", "rabenseifner", "one_shot"]), st.integers(2, 6),
+@given(any_parameters, st.sampled_from(["two_shot", "ring", "rabenseifner", "one_shot"]), st.integers(2, 6),
        st.integers(1, 1 << 30))  # fmt: skip
 def test_start_and_caches_in_the_cost(found, name, p, n):
     schedule = build("all_reduce", p, name)
@@ -230,12 +230,12 @@ def test_start_and_caches_in_the_cost(found, name, p, n):
 
 
 @pytest.mark.parametrize(("kind", "name", "waits", "traffic", "reduced"), [
-    ("all_reduce", "owner", lambda p: 0, lambda p: 2, lambda p: (p - 1) / p),
+    ("all_reduce", "two_shot", lambda p: 0, lambda p: 2, lambda p: (p - 1) / p),
     ("all_reduce", "one_shot", lambda p: 0, lambda p: p + 1, lambda p: p - 1),
     # Each round of the first half reads two chunks and writes one, of the second half one and one; the first one reads inputs.
     ("all_reduce", "ring", lambda p: 2 * (p - 1) - 1, lambda p: 5 * (p - 1) / p, lambda p: (p - 1) / p),
     ("all_gather", "direct", lambda p: 0, lambda p: 2, lambda p: 0),
-    ("reduce_scatter", "owner", lambda p: 0, lambda p: (p + 1) / p, lambda p: (p - 1) / p),
+    ("reduce_scatter", "direct", lambda p: 0, lambda p: (p + 1) / p, lambda p: (p - 1) / p),
     ("all_to_all", "direct", lambda p: 0, lambda p: 2, lambda p: 0),
 ])  # fmt: skip
 def test_the_closed_forms_of_shared_memory(kind, name, waits, traffic, reduced):
@@ -291,7 +291,7 @@ def test_parameters_that_cannot_be(change, words):
 def test_the_choice_follows_the_profile():
     assert select("all_reduce", 2, 64).algorithm == "one_shot"  # one message less
     with in_use(profile()):
-        assert select("all_reduce", 2, 64).algorithm == "owner"  # the same wait, and less to read
+        assert select("all_reduce", 2, 64).algorithm == "two_shot"  # the same wait, and less to read
     with in_use(profile(parameters(beta=0.0, gamma=0.0))):
         assert explain("all_reduce", 2, 1 << 30).rows[1].reason == "costs the same, registered later"
 
@@ -314,7 +314,7 @@ def test_no_profile_changes_the_bits_of_a_program(line):
         with in_use(found):
             step = fc.jit(lambda x: fc.all_reduce(x, "data"), mesh=line, in_specs=P("data"), out_specs=P())
             results.append((step.lower(x).collectives().rows[0].schedule, np.asarray(step(x)).tobytes()))
-    assert [name for name, _ in results] == ["one_shot", "owner"] and len({bits for _, bits in results}) == 1
+    assert [name for name, _ in results] == ["one_shot", "two_shot"] and len({bits for _, bits in results}) == 1
 
 
 # ---------------------------------------------------------------- measured times
@@ -340,7 +340,7 @@ def test_explain_shows_measured_beside_predicted():
     with in_use(MEASURED):
         table = explain("all_reduce", 2, 4096)
         found = {row.algorithm: row.measured for row in table}
-        assert found.pop("owner") == 2e-6 and set(found.values()) == {None}
+        assert found.pop("two_shot") == 2e-6 and set(found.values()) == {None}
         head, _, owner, one_shot, *_ = repr(table).splitlines()[1:]
         assert head.split() == ["algorithm", "rounds", "bytes/rank", "predicted", "measured"]
         assert owner.split()[-3:] == ["2", "µs", "chosen"] and "µs" in one_shot
@@ -405,14 +405,14 @@ say(json.dumps(None if found is None else found.parameters[0].alpha))
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("files", "chosen", "after"), [
-    (("owner", "damaged"), "owner", (0.0, None)), (("none", "owner"), "one_shot", (None, 0.0)),
-    pytest.param(("damaged", "owner"), "one_shot", (None, 0.0), marks=pytest.mark.slow),
-    pytest.param(("owner", "none"), "owner", (0.0, None), marks=pytest.mark.slow),
-    pytest.param(("other", "owner"), "owner", (0.5, 0.0), marks=pytest.mark.slow),
+    (("two_shot", "damaged"), "two_shot", (0.0, None)), (("none", "two_shot"), "one_shot", (None, 0.0)),
+    pytest.param(("damaged", "two_shot"), "one_shot", (None, 0.0), marks=pytest.mark.slow),
+    pytest.param(("two_shot", "none"), "two_shot", (0.0, None), marks=pytest.mark.slow),
+    pytest.param(("other", "two_shot"), "two_shot", (0.5, 0.0), marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_all_ranks_choose_by_the_profile_of_rank_0(tmp_path, files, chosen, after):
     """Whichever ranks have a profile, and whatever it says; afterwards each has its own again."""
-    save(profile(parameters(alpha=0.0), measured=[times()]), tmp_path / "owner")
+    save(profile(parameters(alpha=0.0), measured=[times()]), tmp_path / "two_shot")
     save(profile(parameters(alpha=0.5)), tmp_path / "other")
     (tmp_path / "damaged").write_text('{"format": 1')
     (tmp_path / "damaged").chmod(0o600)
@@ -422,7 +422,7 @@ def test_all_ranks_choose_by_the_profile_of_rank_0(tmp_path, files, chosen, afte
         assert ranks.lines() == {0: "in", 1: "in"}
         first, second = (json.loads(line) for line in ranks.lines().values())
         assert first == second and first[0] == first[3] == chosen and first[2] == [4.0, 6.0, 8.0, 10.0]
-        assert ("measured" in first[4]) == (files[0] == "owner")
+        assert ("measured" in first[4]) == (files[0] == "two_shot")
         assert tuple(json.loads(line) for line in ranks.lines().values()) == after
         for rank in (0, 1):
             code, _, err = ranks.end(rank)

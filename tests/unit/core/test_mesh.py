@@ -211,7 +211,7 @@ def test_hosts_of_a_job_are_the_launchers():
 
 def test_programs_differ_by_their_hosts():
     def lowered(mesh):
-        total = fc.jit(lambda x: fc.all_reduce(x, "data", algorithm="owner"), mesh=mesh, in_specs=P("data"), out_specs=P())
+        total = fc.jit(lambda x: fc.all_reduce(x, "data", algorithm="two_shot"), mesh=mesh, in_specs=P("data"), out_specs=P())
         return total.lower(np.ones(4, np.float32))
 
     one, again, two, other = (lowered(fc.make_mesh({"data": 4}, hosts=h)) for h in (None, (3, 3, 3, 3), 2, (0, 1, 0, 1)))

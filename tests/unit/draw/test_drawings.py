@@ -170,7 +170,7 @@ def test_bad_shardings(mesh):
 
 
 def test_timelines_have_a_box_for_each_span():
-    found = [build("all_reduce", 4, a).simulate(Topology.one_host(4), 1 << 16).timeline() for a in ("ring", "owner")]
+    found = [build("all_reduce", 4, a).simulate(Topology.one_host(4), 1 << 16).timeline() for a in ("ring", "two_shot")]
     drawing = draw.timelines(*found)
     check_drawing(drawing)
     for timeline, panel in zip(found, drawing.scene.panels, strict=True):
@@ -577,7 +577,7 @@ def test_chunk_tables_in_groups_agree_with_the_proof(kind, name, p):
 
 
 def test_a_schedule_is_shown_as_a_table_with_its_picture_where_that_is_small():
-    for p, name, picture in ((4, "ring", True), (8, "ring", False), (8, "owner", True), (16, "ring", False)):
+    for p, name, picture in ((4, "ring", True), (8, "ring", False), (8, "two_shot", True), (16, "ring", False)):
         html = build("all_reduce", p, name)._repr_html_()
         assert ("<svg" in html) == picture and name in html and "chunks per block" in html
         assert len(html) < 62_000 and "<?xml" not in html and "<script" not in html

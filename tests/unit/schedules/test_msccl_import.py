@@ -64,8 +64,8 @@ def test_what_is_sent_is_copied_only_where_sends_must_be_buffered():
 
 
 def test_the_fold_of_consecutive_reductions_is_one():
-    """k - 1 steps `re` in a row are a fold of k operands, which is rounded once: as the owner's schedule says."""
-    proof = fs.from_msccl_xml(fs.build("all_reduce", 4, "owner").to_msccl_xml()).prove()
+    """k - 1 steps `re` in a row are a fold of k operands, which is rounded once: as two_shot says."""
+    proof = fs.from_msccl_xml(fs.build("all_reduce", 4, "two_shot").to_msccl_xml()).prove()
     assert proof.left_fold and not proof.partial_sums
 
 

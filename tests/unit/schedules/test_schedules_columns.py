@@ -50,7 +50,7 @@ def test_another_order_of_a_fold_is_refused(kind, name, lowered):
         seen += 1
         with pytest.raises(ScheduleError, match=rf"{name} in streams for {kind} .*{ORDER}|different orders"):
             mutant.verify()
-    assert seen or name not in ("owner", "one_shot", "flat")
+    assert seen or (name not in ("two_shot", "one_shot", "flat") and (kind, name) != ("reduce_scatter", "direct"))
 
 
 def chained(first: int, second: int, third: int) -> Schedule:
@@ -103,7 +103,7 @@ def test_one_destination_twice_is_refused_alone_and_in_company():
 
 
 def test_an_instruction_that_names_a_destination_twice_is_refused():
-    schedule = fs.build("all_reduce", 2, "owner")
+    schedule = fs.build("all_reduce", 2, "two_shot")
     streams = schedule.streams()
     column = np.insert(streams.dst, int(streams.dst_ptr[-1]), streams.dst[-1])
     ptr = streams.dst_ptr.copy()
@@ -211,7 +211,7 @@ def bad_values(column: np.ndarray) -> Iterator[Any]:
     yield column.tolist()
 
 
-@pytest.mark.parametrize("name", ["ring", "owner"])
+@pytest.mark.parametrize("name", ["ring", "two_shot"])
 @pytest.mark.parametrize("lowered", ["streams", "messages"])
 def test_no_column_of_streams_ends_in_another_error(name, lowered):
     """Accepted or a ScheduleError: a wait that has been fulfilled before may be any negative number."""

@@ -126,7 +126,7 @@ def test_one_rank_costs_nothing():
             assert (found.seconds, found.rounds, found.bytes_sent, found.bytes_reduced) == (0, 0, 0, 0), (kind, name)
 
 
-@given(st.sampled_from(["owner", "ring", "circulant", "rabenseifner", "double_binary_tree"]), st.integers(2, 9),
+@given(st.sampled_from(["two_shot", "ring", "circulant", "rabenseifner", "double_binary_tree"]), st.integers(2, 9),
        st.integers(1, 3), st.integers(1, 1 << 30))  # fmt: skip
 def test_channels_share_the_ports(name, p, channels, n):
     # Bytes are those of one channel; every channel has messages of its own, and reduces beside the others.
@@ -241,7 +241,7 @@ def test_sixteen_bit_floats_are_not_rounded_midway(dtype):
 
 
 def test_partial_sums_are_rounded_when_there_is_nothing_else(registered):
-    for name in ("owner", "one_shot"):
+    for name in ("two_shot", "one_shot"):
         del _ALGORITHMS["all_reduce"][name]
     table = explain("all_reduce", FLAT, 1 << 20, dtype=np.float16)
     assert table.chosen.reason.startswith("chosen, for want of another (16-bit floats: would round")
@@ -389,3 +389,15 @@ def test_ranks_per_host_by_its_former_name():
         (former(name="mine", hosts=2, each=3, host=link, network=link, gamma=0.0), Topology("mine", 2, 3, link, link, 0.0)),
     ):  # fmt: skip
         assert old == new and old.each == new.ranks_per_host
+
+
+def test_algorithms_by_their_former_names():
+    assert build("all_reduce", 4, "owner").algorithm == "two_shot" and build("reduce_scatter", 4, "owner").algorithm == "direct"
+    assert "owner" not in algorithms("all_reduce")
+    with pytest.raises(ScheduleError, match="unknown algorithm 'owner' for all_gather"):
+        build("all_gather", 4, "owner")
+    total = lambda name: funccoll.jit(
+        lambda x: funccoll.all_reduce(x, "d", algorithm=name), mesh=funccoll.make_mesh({"d": 4}), in_specs=funccoll.P("d")
+    )  # fmt: skip
+    x = np.linspace(-1, 1, 32)
+    np.testing.assert_array_equal(np.asarray(total("owner")(x)), np.asarray(total("two_shot")(x)))

@@ -73,7 +73,7 @@ def test_what_stays_on_a_host_is_no_message():
     assert "receive: scratch[1]@0 := input[2]@3" in ring.text(0) and "post  after instruction 6 of rank 1" in ring.text(0)
     alone = fs.build("all_reduce", 4, "ring").messages()
     assert len(alone.wait_stream) == 0 and np.count_nonzero(alone.opcode == Opcode.SEND) == 4 * 6
-    both = split_hosts(fs.build("all_reduce", 4, "owner"), (0, 0, 1, 1))
+    both = split_hosts(fs.build("all_reduce", 4, "two_shot"), (0, 0, 1, 1))
     assert both.whole is not None and both.prove() is both.whole.prove() and both.scratch_chunks > 0
 
 
@@ -84,7 +84,7 @@ def test_what_cannot_be_split():
 
 @pytest.mark.parametrize(
     ("kind", "name", "hosts"),
-    [("all_reduce", "ring", (0, 0, 1, 1)), ("all_reduce", "owner", (0, 1, 0, 1)), ("all_to_all", "bruck", (0, 0, 0, 1))],
+    [("all_reduce", "ring", (0, 0, 1, 1)), ("all_reduce", "two_shot", (0, 1, 0, 1)), ("all_to_all", "bruck", (0, 0, 0, 1))],
 )
 def test_without_any_one_wait_they_are_wrong(kind, name, hosts):
     streams = fs.build(kind, len(hosts), name).streams(hosts)

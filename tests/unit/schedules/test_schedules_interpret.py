@@ -198,7 +198,7 @@ def ops_of(dtype: Any) -> list[str]:
 @pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS], ids=str)
 def test_dtypes_and_ops(dtype):
     rng = np.random.default_rng(1)
-    for name in ("owner", "ring", "recursive_doubling", "circulant"):
+    for name in ("two_shot", "ring", "recursive_doubling", "circulant"):
         streams = fs.build("all_reduce", 5, name).streams()
         for op in ops_of(dtype):
             inputs = [make_inputs(rng, 5, (77,), dtype) for _ in range(2)]
@@ -215,7 +215,7 @@ def test_dtypes_and_ops(dtype):
 def test_16_bit_floats_are_rounded_once_per_combine(dtype, op):
     rng = np.random.default_rng(0)
     inputs = make_inputs(rng, 7, (200,), dtype)
-    outputs = interpret(fs.build("all_reduce", 7, "owner").streams(), [inputs], op=op)[0]
+    outputs = interpret(fs.build("all_reduce", 7, "two_shot").streams(), [inputs], op=op)[0]
     total = inputs[0].astype(np.float32)
     for x in inputs[1:]:
         total = total + x.astype(np.float32)
@@ -226,7 +226,7 @@ def test_16_bit_floats_are_rounded_once_per_combine(dtype, op):
 
 @pytest.mark.parametrize("p", [1, 2, 5])
 @pytest.mark.parametrize("op", ["sum", "mean", "max", "min"])
-def test_the_owner_gives_the_bits_of_the_reference(p, op):
+def test_two_shot_gives_the_bits_of_the_reference(p, op):
     rng = np.random.default_rng(0)
     inputs = make_inputs(rng, p, (3, 50), np.float32)
     for x in inputs:  # NaNs with different payloads, infinities, zeros of both signs
@@ -234,7 +234,7 @@ def test_the_owner_gives_the_bits_of_the_reference(p, op):
         x[:, :30] = rng.choice(special, (3, 30))
     with np.errstate(invalid="ignore"):
         wanted = fold(inputs, op)
-    for output in interpret(fs.build("all_reduce", p, "owner").streams(), [inputs], op=op)[0]:
+    for output in interpret(fs.build("all_reduce", p, "two_shot").streams(), [inputs], op=op)[0]:
         assert output is not None
         if op in ("max", "min"):  # sums may keep any NaN's payload
             assert output.tobytes() == wanted.tobytes()

@@ -122,14 +122,14 @@ def log2(p: int) -> int:
 
 ROUNDS = {
     ("all_reduce", "ring"): lambda p: 2 * (p - 1),
-    ("all_reduce", "owner"): lambda p: 2,
+    ("all_reduce", "two_shot"): lambda p: 2,
     ("all_reduce", "one_shot"): lambda p: 1,
     ("all_reduce", "circulant"): lambda p: 2 * log2(p),
     ("all_gather", "ring"): lambda p: p - 1,
     ("all_gather", "bruck"): log2,
     ("all_gather", "circulant"): log2,
     ("reduce_scatter", "ring"): lambda p: p - 1,
-    ("reduce_scatter", "owner"): lambda p: 1,
+    ("reduce_scatter", "direct"): lambda p: 1,
     ("reduce_scatter", "circulant"): log2,
     ("all_to_all", "direct"): lambda p: p - 1,
     ("all_to_all", "bruck"): log2,
@@ -369,7 +369,7 @@ def test_a_wrong_value(ring):
 def test_mutated_messages_are_refused_or_right():
     """1,000 single changes: what `verify` accepts runs and gives the right thing."""
     rng = random.Random(0)
-    names = ("ring", "owner", "recursive_doubling", "circulant", "hierarchical")
+    names = ("ring", "two_shot", "recursive_doubling", "circulant", "hierarchical")
     originals = [fs.build("all_reduce", p, name).messages() for p in (2, 3, 4) for name in names]
     numbers = np.random.default_rng(0)
     accepted = 0

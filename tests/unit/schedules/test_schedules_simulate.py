@@ -297,7 +297,7 @@ def test_what_does_not_need_a_lost_link_goes_on():
 
 
 def test_lost_links_with_channels_and_pushes():
-    schedule = build("all_reduce", 4, "owner", channels=2)
+    schedule = build("all_reduce", 4, "two_shot", channels=2)
     found = simulate(schedule, flat(4), 8000, lost_links=[(1, 2)])
     # Rank 2 reads from rank 1 as the owner of its chunks; rank 1 writes to rank 2 as the owner of its own.
     assert sorted(text.split(",")[0] for text in found.impossible) == ["rank 1", "rank 1", "rank 2", "rank 2"]

@@ -197,7 +197,7 @@ def test_many_ranks_on_hosts_have_a_hierarchical_algorithm():
         found[kind] = eqn.params["algorithm"]
     assert set(found.values()) == {"hierarchical"}
     alone = per_device(fc.abstract_mesh({"x": 320}), lambda x: fc.all_reduce(x, "x")).lower(x)
-    assert alone.program.collectives()[0].params["algorithm"] == "owner"
+    assert alone.program.collectives()[0].params["algorithm"] == "two_shot"
 
 
 def measured_profile(alpha: float = 1e-5, beta: float = 1e-9, **of_hosts: Any) -> MachineProfile:
@@ -241,16 +241,16 @@ def test_orders_tell_bits():
     def orders(*given: Any, **options: Any) -> tuple[bytes, ...]:
         return build(*given, **options).prove().orders
 
-    left = orders("all_reduce", 4, "owner")
-    assert left == orders("all_reduce", 4, "one_shot") == orders("all_reduce", 4, "owner", channels=3)
+    left = orders("all_reduce", 4, "two_shot")
+    assert left == orders("all_reduce", 4, "one_shot") == orders("all_reduce", 4, "two_shot", channels=3)
     assert len({left, orders("all_reduce", 4, "ring"), orders("all_reduce", 4, "recursive_doubling")}) == 3
     assert orders("all_reduce", 4, "hierarchical", hosts=(0, 0, 0, 0)) == left
     two = orders("all_reduce", 4, "hierarchical", hosts=(0, 0, 1, 1))
     assert two != left and two == orders("all_reduce", 4, "hierarchical", hosts=(0, 0, 1, 1), channels=2)
     assert two == orders("all_reduce", 4, "recursive_doubling")  # (0 + 1) + (2 + 3)
     assert two != orders("all_reduce", 4, "hierarchical", hosts=(0, 1, 0, 1))
-    assert orders("all_reduce", 2, "ring") == orders("all_reduce", 2, "owner")
-    assert orders("reduce_scatter", 4, "ring") != orders("reduce_scatter", 4, "owner")
+    assert orders("all_reduce", 2, "ring") == orders("all_reduce", 2, "two_shot")
+    assert orders("reduce_scatter", 4, "ring") != orders("reduce_scatter", 4, "direct")
 
 
 # ---------------------------------------------------------------- the machine

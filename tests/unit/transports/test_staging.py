@@ -51,7 +51,7 @@ def test_segments_are_ranges_of_parts(kind, p, count, joined, arrays):
 
 def test_many_arrays_take_few_steps():
     """A segment has some arrays, not a little of each."""
-    schedule = schedules.build("all_reduce", 2, algorithm="owner")
+    schedule = schedules.build("all_reduce", 2, algorithm="two_shot")
     layouts = cut_as_one(layouts_of(schedule, [((100_000,), 4)] * 200))
     segments = staging.segments_of(layouts)
     assert len(segments) == -(-200 * 400_000 // (1 << 20))
@@ -70,8 +70,8 @@ def test_small_segments_are_for_those_who_wait_for_a_root(kind, mib, count):
 
 
 @pytest.mark.parametrize(("kind", "algorithm", "rank", "wanted"), [
-    ("all_reduce", "owner", 1, {0: -1, 2: -1}),  # it combines chunk 1 by itself
-    ("reduce_scatter", "owner", 0, {1: -1, 2: -1}),
+    ("all_reduce", "two_shot", 1, {0: -1, 2: -1}),  # it combines chunk 1 by itself
+    ("reduce_scatter", "direct", 0, {1: -1, 2: -1}),
     ("all_gather", "direct", 2, {0: 3}),  # in its output's block 2, which comes after one chunk of input
     ("all_to_all", "direct", 1, {0: -1, 2: -1}),
     ("broadcast", "flat", 0, {0: 1}),
