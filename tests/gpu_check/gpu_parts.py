@@ -66,11 +66,13 @@ PARTS: dict[str, Part] = {
         *(Trial(f"share {k + 1} of {SHARES}", "gpu_compute:compare", (k, SHARES)) for k in range(SHARES)),
         Trial("random numbers and scatters", "gpu_compute:exact"),
     ), SHARES + 1),
-    "programs": Part("loops and branches, convolution and pooling, wrong indices, Arrays", (
+    "programs": Part("loops and branches, convolution and pooling, data parallel steps, wrong indices, Arrays", (
         *(Trial(f"loops, share {k + 1} of {LOOP_SHARES}", "gpu_programs:control", (k, LOOP_SHARES), 240)
           for k in range(LOOP_SHARES)),
         *(Trial(f"loops, {n} devices", "gpu_kernels:compare", ("loops", n), 120) for n in (2, 4)),
         Trial("loops, 2 processes", "gpu_jobs:compare", ("loops", 2), 120),
+        *(Trial(f"{case}, 2 devices", "gpu_kernels:compare", (case, 2), 120)
+          for case in ("data_parallel", "communication hooks")),
         Trial("convolution and pooling", "gpu_programs:convolution", (), 240),
         Trial("wrong indices", "gpu_programs:indices", (), 120),
         Trial("Arrays", "gpu_programs:arrays", (), 120),

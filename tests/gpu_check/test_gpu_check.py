@@ -340,6 +340,17 @@ def test_other_bits_and_results_that_change_are_found(returns, words, rehearsed)
     assert [f["what"] for f in rehearsed()] == (["program 1"] if words else [])
 
 
+def test_values_within_a_number_of_roundings(rehearsed):
+    for factor, last, words in (
+        (1 + 2**-20, 0, ""), (1 + 2**-8, 0, "call 1: result 0 is off by"), (1 + 2**-20, 2**-19, "call 3: result 0 of device"),
+    ):  # fmt: skip
+        returns = lambda kept: tuple((x * factor + (last if len(kept) > 2 else 0)).astype(x.dtype) for x in kept[-1])
+        same = gpu_kernels.SameBits(lambda axes: Mesh(axes, range(2), transport=reusing(returns)))
+        same.within = 64.0
+        same(scaled, {"d": 2}, (np.arange(6, dtype=np.float32),), P("d"), P())
+        assert [words in failure for failure in same.failures] == ([True] if words else []), same.failures
+
+
 def test_a_trial_ends_after_a_few_failures(rehearsed):
     same = gpu_kernels.SameBits(lambda axes: Mesh(axes, range(2), transport=reusing(lambda kept: kept[0])), 2)
     for _ in range(5):
@@ -518,6 +529,7 @@ def test_graphs_of_the_fake_are_recognised(faked, monkeypatch):
     ("gpu_kernels:bad_input", [], [], ["in host memory, and b", "17 virtual devices", "MemoryError"]),
     ("gpu_programs:arrays", [], [], ["7 uses of Arrays, 0 failed"]),
     ("gpu_programs:convolution", [], [], ["24 programs with convolution and pooling, 0 failed", "24 captured"]),
+    ("gpu_kernels:compare", ["data_parallel", 2], [], ["data_parallel on 2 devices: 2 programs, 0 failed", "2 captured"]),
     ("gpu_kernels:compare", ["loops", 2], [], ["loops on 2 devices: 4 programs, 0 failed", "2 captured, 2 not captured"]),
     ("trials", [
         ["gpu_machine:smallest_kernel", [False, False]], ["gpu_machine:smallest_kernel", [True, True]],
