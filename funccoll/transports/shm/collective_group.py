@@ -95,7 +95,8 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
         all_here = self.heap.nranks == self.world.world  # on this host
         self.plan = plan = build_plan(self.calls, self.communicators, share_results and all_here)
         self.registry.plans.update(dict.fromkeys(plan.entered, plan))
-        make = [self._maker(number, operand, is_bound) for number, (operand, is_bound) in enumerate(plan.results)]
+        published = {shared.number for shared in plan.shared}
+        make = [self._maker(*result, number in published) for number, result in enumerate(plan.results)]
         self._results = ResultPool(make, [o.out_nbytes for o, _ in plan.results])
         self._buffers: list[np.ndarray] = []  # memory that all calls use
         self._allocate()
@@ -114,9 +115,9 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
         """See `CollectiveExecutable`. (An attribute would be a cycle, which keeps the memory of what is not used any more.)"""
         return self
 
-    def _maker(self, number: int, operand: Operand, is_bound: bool) -> Callable[[], np.ndarray]:
+    def _maker(self, operand: Operand, is_bound: bool, is_shared: bool) -> Callable[[], np.ndarray]:
         """A function that returns an array for a result."""
-        if number in self.plan.shared:
+        if is_shared:
             return _no_array  # `SharedBuffers` has one
         return partial(new_result, self.heap, operand) if is_bound else new_result(self.heap, operand, zeros=True).view
 

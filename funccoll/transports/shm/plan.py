@@ -62,6 +62,11 @@ class Allocation:
 class SharedResult(NamedTuple):
     """A result that all ranks of a communicator share."""
 
+    number: int
+    """Its number among the results of the plan."""
+    operand: Operand
+    is_bound: bool
+    """See `Plan.results`."""
     ranks: tuple[int, ...]
     """World ranks."""
     owner: int
@@ -91,8 +96,8 @@ class Plan:
     """The operand of each argument, and its collective."""
     results: tuple[tuple[Operand, bool], ...]
     """Each result's operand, and True where calls bind it: a rank that receives nothing has zeros."""
-    shared: Mapping[int, SharedResult]
-    """The results that ranks share, by number."""
+    shared: tuple[SharedResult, ...]
+    """The results that ranks share."""
     collectives: tuple[PlannedCollective, ...]
     entered: Mapping[int, Sequence[PlannedCollective]]
     """Those that are entered together, by the hash that a rank publishes then."""
@@ -157,7 +162,7 @@ def build_plan(
     words.flags.writeable = False
     return Plan(
         words, tuple(starts), slots, max_operands, bindings.allocations(), bindings.arguments, tuple(bindings.results),
-        bindings.shared, tuple(planned), entered, bases, bindings.dtype_words, tuple(messages),
+        tuple(bindings.shared), tuple(planned), entered, bases, bindings.dtype_words, tuple(messages),
     )
 
 
@@ -213,14 +218,14 @@ def _entries(planned: Sequence[PlannedCollective]) -> Iterator[tuple[Sequence[Pl
         results += sum(o.argument is not None for collective in entered for o in collective.call.operands)
 
 
-def _shared_result(collective: PlannedCollective, i: int) -> SharedResult:
+def _shared_result(collective: PlannedCollective, i: int, number: int, is_bound: bool) -> SharedResult:
     """Array i of a collective whose results are shared."""
-    members = collective.communicator.members
-    if collective.one_result is not None:
-        return SharedResult(members, members[OWNER], collective.output_slot(OWNER, i), None)
-    root, operands = collective.schedule.collective.root, collective.call.operands
-    argument, slot = operands[i].argument, collective.scratch_slot(root, i)
-    return SharedResult(members, members[root], slot, argument, collective.exceeds_caches)
+    members, operand = collective.communicator.members, collective.call.operands[i]
+    owner, slot, argument, always = OWNER, collective.output_slot(OWNER, i), None, True
+    if collective.one_result is None:
+        owner, argument, always = collective.schedule.collective.root, operand.argument, collective.exceeds_caches
+        slot = collective.scratch_slot(owner, i)
+    return SharedResult(number, operand, is_bound, members, members[owner], slot, argument, always)
 
 
 def _hash(collectives: Sequence[PlannedCollective]) -> int:
@@ -245,7 +250,7 @@ class _Bindings:
         self.code: list[int] = []
         self.arguments: dict[int, tuple[Operand, CollectiveCall]] = {}
         self.results: list[tuple[Operand, bool]] = []
-        self.shared: dict[int, SharedResult] = {}
+        self.shared: list[SharedResult] = []
         self.dtype_words: dict[int, np.dtype] = {}
         self._allocations: list[Allocation] = []
         self._empty: list[int] = []
@@ -283,7 +288,7 @@ class _Bindings:
             else:
                 self._empty.append(output)  # no rank touches it
             if collective.shares_argument or collective.one_result is not None:
-                self.shared[len(self.results)] = _shared_result(collective, i)
+                self.shared.append(_shared_result(collective, i, len(self.results), has_output))
             self.results.append((operand, has_output))
 
     def _bind(self, argument: int, slot: int, nbytes: int, buffer: int, count: int = 0) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ...runtime.collective_call import Operand
 from .diagnosis import wrong_argument
 from .heap import Heap, Publication
 from .plan import Plan, SharedResult
@@ -29,16 +28,15 @@ class SharedBuffers:
         """`rank` is this process's; `addresses` is the table of the call's frame; `count` says how far calls have come."""
         self.heap, self.arguments = heap, plan.arguments
         self.addresses: Any = memoryview(addresses)  # type: ignore[arg-type]  # (NumPy's stubs: an array is a buffer)
-        self.results = [(number, shared, *plan.results[number]) for number, shared in plan.shared.items()]
-        self.owned = [each for each in self.results if each[1].owner == rank]
-        self.times = [_times([r for r in shared.ranks if r != rank], heap.nranks) for _, shared, *_ in self.owned]
-        self.acquired = [each for each in self.results if each[1].owner != rank]
+        self.owned = [shared for shared in plan.shared if shared.owner == rank]
+        self.times = [_times([r for r in shared.ranks if r != rank], heap.nranks) for shared in self.owned]
+        self.acquired = [shared for shared in plan.shared if shared.owner != rank]
         self.count, self.published_at = count, -1
         self.published: list[Publication] = []
         """Those of the last call."""
         self.noted = {}
         """By slot, an iterator that notes each time that what a kernel has found there was acquired."""
-        for _, shared, _, _ in self.acquired:
+        for shared in self.acquired:
             self.addresses[shared.slot] = heap.base
             self.noted[shared.slot] = starmap(setitem, repeat((self.addresses, shared.slot, heap.base)))
 
@@ -48,23 +46,24 @@ class SharedBuffers:
         """Arguments and results for the kernel: those that this rank owns are blocks of its own, which are published now."""
         self.repair()
         heap, given, taken = self.heap, list(arrays), list(results)
-        found = [self._owned(shared, operand, arrays) for _, shared, operand, _ in self.owned]
-        for number, _, operand, is_bound in self.acquired:
-            if is_bound:
-                taken[number] = new_result(heap, operand)
-        for (block, array), (number, _, operand, _) in zip(found, self.owned, strict=True):
-            taken[number] = new_result(heap, operand) if block is None else array[...]
+        found = [self._owned(shared, arrays) for shared in self.owned]
+        for shared in self.acquired:
+            if shared.is_bound:
+                taken[shared.number] = new_result(heap, shared.operand)
+        for (block, array), shared in zip(found, self.owned, strict=True):
+            taken[shared.number] = new_result(heap, shared.operand) if block is None else array[...]
         # Last, when nothing but an interrupt can come any more: what is published must be acquired.
         self.published_at = self.count()
-        for (block, array), (_, shared, _, _), times in zip(found, self.owned, self.times, strict=True):
+        for (block, array), shared, times in zip(found, self.owned, self.times, strict=True):
             offset = 0 if block is None else heap.publish(block, times, self.published)
             if shared.argument is not None:
                 self.addresses[shared.slot] = heap.base + offset
                 given[shared.argument] = array[...] if offset else array
         return tuple(given), tuple(taken)
 
-    def _owned(self, shared: SharedResult, operand: Operand, arrays: Sequence[Any]) -> tuple[np.ndarray | None, Any]:
+    def _owned(self, shared: SharedResult, arrays: Sequence[Any]) -> tuple[np.ndarray | None, Any]:
         """The block to publish, and the result as an array of it; None for an argument that others have to copy."""
+        operand = shared.operand
         if shared.argument is None:
             block = self.heap.array(operand.out_shape, operand.dtype)
             return block, block
@@ -84,24 +83,24 @@ class SharedBuffers:
             if self.count() == self.published_at:  # it did not begin
                 self.heap.unpublish(self.published)
             self.published.clear()
-        for _, shared, operand, _ in self.acquired:
-            self._acquire(shared, operand)
+        for shared in self.acquired:
+            self._acquire(shared)
 
     def receive(self, results: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         """The results of a call that has been completed."""
         received = list(results)
-        for number, shared, operand, _ in self.acquired:
-            array = self._acquire(shared, operand)
+        for shared in self.acquired:
+            array = self._acquire(shared)
             if array is not None:
-                received[number] = array
+                received[shared.number] = array
         return tuple(received)
 
-    def _acquire(self, shared: SharedResult, operand: Operand) -> np.ndarray | None:
+    def _acquire(self, shared: SharedResult) -> np.ndarray | None:
         """The result of the last call that is another rank's block; None where it is not, or was acquired before."""
         offset = self.addresses[shared.slot] - self.heap.base
         if not offset:  # what the kernel finds where nothing was published, too
             return None
-        return self.heap.acquire(offset, operand.out_shape, operand.dtype, self.noted[shared.slot])
+        return self.heap.acquire(offset, shared.operand.out_shape, shared.operand.dtype, self.noted[shared.slot])
 
 
 def _times(ranks: Sequence[int], nranks: int) -> np.ndarray:
