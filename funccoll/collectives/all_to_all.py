@@ -16,7 +16,7 @@ from ..core.types import ArrayType
 from ..errors import ShapeError
 from ..primitives.combining import Shards
 from ..primitives.operand_rules import blocks_of, require_divisible, resized, together
-from .record import Lowering, collective, widened
+from .record import Lowering, collective, pvaried
 
 __all__ = ["all_to_all_p"]
 
@@ -44,6 +44,6 @@ def _lower(*, split_dim: int, concat_dim: int) -> Lowering:
 
 
 all_to_all_p = collective(
-    "all_to_all", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower, of_copies=widened,
+    "all_to_all", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower, of_copies=pvaried,
     dims=("split_dim", "concat_dim"),
 )  # fmt: skip

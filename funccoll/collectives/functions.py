@@ -105,8 +105,8 @@ def _communicate(
             raise
 
     rule = primitive.of_copies(**params)
-    if rule == "widened":
-        leaves = [_widened(leaf, axes) for leaf in leaves]
+    if rule == "pvaried":
+        leaves = [_pvaried(leaf, axes) for leaf in leaves]
     if rule != "left out":
         return rebuild(apply(leaves, axes, params))
     along: dict[tuple[str, ...], list[int]] = {}
@@ -134,7 +134,7 @@ def _along(kept: tuple[str, ...], axes: tuple[str, ...], params: dict[str, Any])
     return {**params, "root": int(root)}
 
 
-def _widened(leaf: Any, axes: tuple[str, ...]) -> Any:
+def _pvaried(leaf: Any, axes: tuple[str, ...]) -> Any:
     missing = tuple(a for a in axes if a not in value_type(leaf).varying)
     return varying.pvary(leaf, missing) if missing else leaf
 
@@ -226,7 +226,7 @@ def all_to_all(x: Any, axis: Axes, *, split_dim: int, concat_dim: int, algorithm
     """Split `x` along `split_dim` into p blocks, send block j to device j, concatenate along `concat_dim`.
 
     Returns shape with `split_dim` divided by p and `concat_dim` multiplied by p, varying over `axis`; an `x` that does not
-    is widened first (`pvary`). Gradient: the reverse exchange.
+    is pvary'd first. Gradient: the reverse exchange.
     """
     axes = mesh_axes("all_to_all", axis)
     split = _dim("all_to_all", x, split_dim, what="split_dim")
@@ -239,7 +239,7 @@ def permute(x: Any, axis: Axes, pairs: Sequence[tuple[int, int]], *, algorithm: 
     """Send along `(source, destination)` pairs of positions on `axis`; a device that receives nothing gets zeros.
 
     A ring: `pairs=[(i, (i + 1) % n) for i in range(n)]`, with `n = fc.axis_size(axis)`. Sources are unique, and so
-    are destinations. An `x` that does not vary over `axis` is widened first (`pvary`). Gradient: the pairs reversed.
+    are destinations. An `x` that does not vary over `axis` is pvary'd first. Gradient: the pairs reversed.
     """
     axes = mesh_axes("permute", axis)
     size = varying.axis_size(axes)
@@ -322,7 +322,7 @@ def pvary(x: Any, axis: Axes) -> Any:
     """
     axes = mesh_axes("pvary", axis)
     leaves, rebuild = _leaves("pvary", x)
-    return rebuild(_widened(leaf, axes) for leaf in leaves)
+    return rebuild(_pvaried(leaf, axes) for leaf in leaves)
 
 
 @explains_keywords()

@@ -15,7 +15,7 @@ from ..core.ir import bind
 from ..core.types import ArrayType
 from ..primitives.combining import Shards
 from ..primitives.operand_rules import together
-from .record import Lowering, collective, widened
+from .record import Lowering, collective, pvaried
 
 __all__ = ["permute_p"]
 
@@ -40,4 +40,4 @@ def _lower(*, pairs: tuple[tuple[int, int], ...]) -> Lowering:
     return Lowering("permute", pairs=pairs)
 
 
-permute_p = collective("permute", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower, of_copies=widened)
+permute_p = collective("permute", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower, of_copies=pvaried)

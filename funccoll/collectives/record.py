@@ -16,8 +16,16 @@ from ..primitives.combining import Shards, fold
 from ..primitives.operand_rules import batch_operands, linear_each
 
 __all__ = [
-    "CollectivePrimitive", "Combine", "Lowering", "OfCopies", "collective", "in_axis_order", "left_out", "lowering", "refused",
-    "widened",
+    "CollectivePrimitive",
+    "Combine",
+    "Lowering",
+    "OfCopies",
+    "collective",
+    "in_axis_order",
+    "left_out",
+    "lowering",
+    "pvaried",
+    "refused",
 ]  # fmt: skip
 
 Combine = Callable[[int, Shards, str], Any]
@@ -56,11 +64,11 @@ class Lowering:
         return (*shape[: self.concat_dim], *(1,) * self.stack, *shape[self.concat_dim :])
 
 
-OfCopies = Literal["refused", "left out", "widened"]
+OfCopies = Literal["refused", "left out", "pvaried"]
 """The rule of a call along an axis over which its operand is equal on all devices.
 
 refused: it would combine p copies, which is seldom meant. left out: the axis changes nothing, so that the call is one over the
-other axes, or the operand itself. widened: a pvary makes the operand vary first; each device sends a copy of its own.
+other axes, or the operand itself. pvaried: a pvary makes the operand vary first; each device sends a copy of its own.
 """
 
 
@@ -74,9 +82,9 @@ def left_out(**params: Any) -> OfCopies:
     return "left out"
 
 
-def widened(**params: Any) -> OfCopies:
+def pvaried(**params: Any) -> OfCopies:
     """The rule of a collective that moves values between devices and combines none."""
-    return "widened"
+    return "pvaried"
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False, kw_only=True)

@@ -181,7 +181,7 @@ def _hosts(found: Algorithm, eqn: Equation, mesh: Mesh) -> dict[str, Any]:
 
     On one host the first of several axes is taken for the hosts'.
     """
-    if not found.tells_hosts_apart:
+    if not found.is_hierarchical:
         return {}
     hosts = _hosts_along(eqn, mesh)
     sizes = [mesh.shape[a] for a in eqn.axes()]

@@ -240,8 +240,8 @@ def _region(ndim: int, recipe: Recipe, arrays: Sequence[tuple[int, ...]]) -> tup
     kinds = [entry[0] for entry in entries]
     block = np.broadcast_shapes(*arrays)
     advanced = [i for i, kind in enumerate(kinds) if kind in ("array", "int")] if arrays else []
-    apart = bool(advanced) and advanced[-1] - advanced[0] >= len(advanced)
-    first = 0 if apart or not advanced else advanced[0]  # before it each entry is one dimension
+    separated = bool(advanced) and advanced[-1] - advanced[0] >= len(advanced)
+    first = 0 if separated or not advanced else advanced[0]  # before it each entry is one dimension
     targets: list[Target] = []
     dim = 0
     for entry in entries:

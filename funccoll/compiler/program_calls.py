@@ -158,7 +158,7 @@ class _Gradient:
 
 
 def _rule(
-    eqn: Equation, values: Sequence[Any], active: Sequence[bool], apart: frozenset[str]
+    eqn: Equation, values: Sequence[Any], active: Sequence[bool], unreduced: frozenset[str]
 ) -> tuple[list[Any], Callable[[list[Any]], list[Any]]]:
     call: ProgramCall = eqn.params["call"]
     gradient = call.gradient(tuple(a and is_inexact(t.dtype) for a, t in zip(active, call.in_layouts, strict=True)))

@@ -190,18 +190,18 @@ def shown_steps(n: int, most: int) -> tuple[int, ...]:
     return tuple(range(n)) if n <= most else tuple(round(i * (n - 1) / (most - 1)) for i in range(most))
 
 
-def spread(wanted: Sequence[float], apart: float, lower: float, upper: float) -> list[float]:
-    """The positions nearest to the wanted ones (least squares) that are `apart` from each other, within the limits.
+def spread(wanted: Sequence[float], gap: float, lower: float, upper: float) -> list[float]:
+    """The positions nearest to the wanted ones (least squares) that are `gap` from each other, within the limits.
 
     Where the limits have no room for that, they are as far apart as they can be. Positions less i * apart must ascend.
     """
     n = len(wanted)
     order = sorted(range(n), key=lambda i: wanted[i])
-    apart = min(apart, (upper - lower) / max(1, n - 1))
-    flat = [min(max(x, lower), upper - (n - 1) * apart) for x in isotonic([wanted[i] - k * apart for k, i in enumerate(order)])]
+    gap = min(gap, (upper - lower) / max(1, n - 1))
+    flat = [min(max(x, lower), upper - (n - 1) * gap) for x in isotonic([wanted[i] - k * gap for k, i in enumerate(order)])]
     out = [0.0] * n
     for k, i in enumerate(order):
-        out[i] = flat[k] + k * apart
+        out[i] = flat[k] + k * gap
     return out
 
 

@@ -15,7 +15,7 @@ from ..primitives.elementwise import broadcast_shapes
 from ..primitives.shaping import fit
 from ..tracing.trace import value_type
 from ..transforms.autodiff.custom_rules import custom_vjp, stop_gradient
-from ..transforms.autodiff.reverse import widened
+from ..transforms.autodiff.reverse import pvary_to
 from .half_precision import narrow, wide
 
 if TYPE_CHECKING:
@@ -174,4 +174,4 @@ def _blocked(q: Any, k: Any, v: Any, mask: Any, causal: bool, size: int, lead: t
     blocks.defvjp(with_residuals, lambda kept, ct: (*backward(kept[0], kept[1], ct), None))
     # The rule's cotangents vary as much as any operand, so the operands have to.
     over = {axis for x in (q, k, v, mask) if x is not None for axis in value_type(x).varying}
-    return blocks(*(widened(x, value_type(x).vary(over)) for x in (q, k, v)), mask)
+    return blocks(*(pvary_to(x, value_type(x).vary(over)) for x in (q, k, v)), mask)

@@ -240,8 +240,8 @@ def tile(A: Any, reps: Any) -> Any:
     shape = (1,) * (ndim - A.ndim) + tuple(A.shape)
     reps = (1,) * (ndim - len(reps)) + reps
     pairs = list(zip(reps, shape, strict=True))  # its gradient is one sum, in place of one of each copy
-    apart = np.broadcast_to(_reshape(A, [n for _, size in pairs for n in (1, size)]), [n for pair in pairs for n in pair])
-    return _reshape(apart, [count * size for count, size in pairs])
+    expanded = np.broadcast_to(_reshape(A, [n for _, size in pairs for n in (1, size)]), [n for pair in pairs for n in pair])
+    return _reshape(expanded, [count * size for count, size in pairs])
 
 
 def _widths(pad_width: Any, ndim: int) -> tuple[tuple[int, int], ...]:

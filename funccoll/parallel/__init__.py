@@ -4,7 +4,7 @@ It imports `compiler`, `optim` and `transforms`; `torch` uses its buckets and ho
 """
 
 from . import comm_hooks
-from .data import data_parallel
+from .data_parallel_function import data_parallel
 from .data_parallel_model import DataParallel
 from .uneven import uneven_batches
 

@@ -38,7 +38,7 @@ from ..optim import GradientTransformation, apply
 from .bucket_plan import BucketPlan
 from .buckets import CommHook
 from .checkpoint import read_tensors, write_tensors
-from .data import Accumulated, data_parallel
+from .data_parallel_function import Accumulated, data_parallel
 from .replicas import on_all_devices
 
 __all__ = ["DataParallel"]

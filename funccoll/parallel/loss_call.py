@@ -21,7 +21,7 @@ from ..transforms.autodiff.reverse import vjp
 from .buckets import Bucket, CommHook, assign_buckets
 from .gradient_reducer import GradientReducer, Reduction
 
-__all__ = ["Call", "Settings", "scalar", "widened_over"]
+__all__ = ["Call", "Settings", "pvary_over", "scalar"]
 
 Change = Callable[[Sequence[Any]], Sequence[Any]]
 """A function from the parameters that have gradients to as many values."""
@@ -122,7 +122,7 @@ class Call:
                 "batch's losses, and the weight by which the sum of all is divided, such as the number of examples."
             )
         loss = self._check_scalar(result[0], "one real floating-point scalar, the sum of its batch's losses")
-        weight = widened_over(scalar("the weight", result[1]).astype(value_type(loss).dtype), self.axes)
+        weight = pvary_over(scalar("the weight", result[1]).astype(value_type(loss).dtype), self.axes)
         return loss, weight
 
     def _check_scalar(self, loss: Any, wanted: str) -> Any:
@@ -165,7 +165,7 @@ class Call:
                     f"{value_type(a)}, and was given {value_type(b)}: shape and dtype must stay."
                 )
         own = [k for k, a in enumerate(after) if set(self.axes) & value_type(a).varying]
-        values = {k: widened_over(after[k], self.axes) for k in own}
+        values = {k: pvary_over(after[k], self.axes) for k in own}
         mean = [k for k in own if self.settings.buffers == "mean" and is_inexact(after[k].dtype)]
         first = [k for k in own if k not in mean]
         if self.active is not None:  # what padding made of them is not looked at
@@ -285,7 +285,7 @@ def _applied(reduction: Reduction, gradients: Sequence[Any]) -> list[Any]:
     return list(reduction(*gradients))
 
 
-def widened_over(value: Any, axes: Sequence[str]) -> Any:
+def pvary_over(value: Any, axes: Sequence[str]) -> Any:
     """`value`, varying over all of the axes."""
     missing = tuple(a for a in axes if a not in value_type(value).varying)
     return pvary(value, missing) if missing else value

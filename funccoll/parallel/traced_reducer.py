@@ -14,7 +14,7 @@ from ..errors import TraceError
 from ..ops.registry import as_traceable
 from .buckets import Bucket, BucketAssignment, CommHook
 from .gradient_reducer import GradientReducer, Reduction, hook_name, reduced_by
-from .loss_call import Call, widened_over
+from .loss_call import Call, pvary_over
 
 __all__ = ["BucketRecord", "TracedReducer"]
 
@@ -84,5 +84,5 @@ class TracedReducer(GradientReducer):
     def stacked_states(self) -> Any:
         """The states for the next call."""
         assert self.states is not None
-        stacked = [optree.tree_map(lambda x: widened_over(as_traceable(x), self.call.axes)[None], s) for s in self.states]
+        stacked = [optree.tree_map(lambda x: pvary_over(as_traceable(x), self.call.axes)[None], s) for s in self.states]
         return self.call.unflatten(stacked, lambda i: ())

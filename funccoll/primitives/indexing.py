@@ -70,11 +70,11 @@ def index_of_batch(
     kinds = [entry[0] for entry in recipe]
     advanced = [i for i, kind in enumerate(kinds) if kind in ("array", "int")] if arrays else []
     # NumPy puts the arrays' dimensions where the arrays stand, or first where something stands between them.
-    apart = bool(advanced) and advanced[-1] - advanced[0] >= len(advanced)
-    before = advanced[0] if advanced and not apart else 0
+    separated = bool(advanced) and advanced[-1] - advanced[0] >= len(advanced)
+    before = advanced[0] if advanced and not separated else 0
     total = 1 + depth + ndim + kinds.count("new") - kinds.count("array") - kinds.count("int")
     if not any(batched):
-        first = depth if apart else 0
+        first = depth if separated else 0
         return (("slice", None, None, None), *recipe), [*arrays], (first, *(d for d in range(total) if d != first))
     aligned_arrays = [
         np.reshape(a, (size, *(1,) * (depth + 1 - np.ndim(a)), *a.shape[1:])) if b else a

@@ -87,10 +87,10 @@ def _hits(x: np.ndarray, out: np.ndarray, dim: int, **params: Any) -> Iterator[t
 
 def _window_max_put(x: np.ndarray, out: np.ndarray, ct: np.ndarray, *, dim: int, **params: Any) -> np.ndarray:
     put = np.zeros(x.shape, accumulated(ct.dtype))
-    zero, apart = np.zeros((), ct.dtype), params["stride"] >= params["window"]
+    zero, disjoint = np.zeros((), ct.dtype), params["stride"] >= params["window"]
     for windows, elements, hit in _hits(x, out, dim, **params):
         chosen = where_p.reference(hit, np.ascontiguousarray(ct[windows]), zero)
-        put[elements] = chosen if apart else put[elements] + chosen
+        put[elements] = chosen if disjoint else put[elements] + chosen
     return put.astype(ct.dtype, copy=False)
 
 

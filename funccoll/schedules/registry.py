@@ -42,7 +42,7 @@ class Algorithm:
         return frozenset(o for o in _OPTIONS if o in inspect.signature(self.function).parameters)
 
     @property
-    def tells_hosts_apart(self) -> bool:
+    def is_hierarchical(self) -> bool:
         """True for a hierarchical algorithm: it takes `hosts`, or `levels`."""
         return bool(self.options & {"hosts", "levels"})
 

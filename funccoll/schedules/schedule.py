@@ -272,7 +272,7 @@ def build(
 
 def _host_map(found: Algorithm, nranks: int, hosts: Any, levels: Any) -> tuple[int, ...] | None:
     """The host of each rank for a hierarchical algorithm, None for others. Raises ScheduleError."""
-    if not found.tells_hosts_apart:
+    if not found.is_hierarchical:
         for option, value in (("hosts", hosts), ("levels", levels)):
             if value is not None:
                 raise ScheduleError(

@@ -168,7 +168,7 @@ class ForwardPasses:
         """True from a forward pass that counts until the next reduction."""
         return self._made > 0
 
-    def apart(self, mesh: Mesh, reduces: bool, does: str) -> ModuleError:
+    def divergence(self, mesh: Mesh, reduces: bool, does: str) -> ModuleError:
         """The error of ranks that do different things, some of which perhaps reduce gradients; all ranks come here."""
         reached = next((one for one in self._first if one.reached_in == self._reduction), self._last) if reduces else None
         told = gather_text(mesh, f"+{reached or ''}" if reduces else f"-{does}")

@@ -13,7 +13,7 @@ from ..core.ir import Traced
 from ..ops.registry import as_traceable
 from ..parallel.buckets import Bucket, BucketAssignment, CommHook
 from ..parallel.gradient_reducer import Reduction, hook_name, reduced_by
-from ..parallel.loss_call import widened_over
+from ..parallel.loss_call import pvary_over
 from ..tracing.trace import flatten_outputs
 from .parameters import USED, GradientSlot
 from .slot_reducer import SlotReducer
@@ -53,7 +53,7 @@ class FunctionalHook(SlotReducer):
                 for k, leaf in enumerate(self._states[i]):
                     if isinstance(leaf, Traced):
                         computed.append((i, k))
-                        outputs.append(widened_over(leaf, self._memory.mesh.axis_names))
+                        outputs.append(pvary_over(leaf, self._memory.mesh.axis_names))
                     else:
                         # Usually zeros, of which the program need not have copies.
                         self._states[i][k] = self._memory.upload(leaf)

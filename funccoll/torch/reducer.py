@@ -186,7 +186,7 @@ class Reducer:
         if found not in (FORWARD, REDUCES, GOES_ON, SKIPS, GOES_ON | SKIPS):
             self._discard()
             does = "begins a forward pass" if act == FORWARD else "calls skip_if()"
-            error = self.passes.apart(self.mesh, act == REDUCES, does)
+            error = self.passes.divergence(self.mesh, act == REDUCES, does)
             self.passes.forget()
             raise error
         return found

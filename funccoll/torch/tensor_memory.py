@@ -121,7 +121,7 @@ class HostMemory:
 
 
 class DeviceMemory(HostMemory):
-    """Tensors on this process's GPU, which are CuPy arrays, and the twin of the mesh on GPUs.
+    """Tensors on this process's GPU, which are CuPy arrays, and the mesh's counterpart on GPUs.
 
     Everything runs on torch's current stream, so that it comes after what torch has enqueued, and torch's later work after it.
     What users keep is in memory of torch's own, which it may give away in the order of its streams: a result of CuPy's is

@@ -156,7 +156,7 @@ def _batch_custom_vjp(
         kept = {"arrays": outs[count:], "flags": tuple(flags[count:]), "other": _Opaque(other)}
         return _all_batched(outs[:count], flags[:count], size), kept
 
-    def backward_of_batch(kept: Any, cts: Sequence[Any], apart: frozenset[str]) -> list[Any]:
+    def backward_of_batch(kept: Any, cts: Sequence[Any], unreduced: frozenset[str]) -> list[Any]:
         arrays, flags, other = kept["arrays"], kept["flags"], kept["other"].value
         places: list[int] = []
 
@@ -164,7 +164,7 @@ def _batch_custom_vjp(
             leaves = list(other["static"])
             for i, x in zip(other["places"], xs, strict=False):
                 leaves[i] = x
-            grads = backward(other["tree"].unflatten(leaves), list(xs[len(arrays) :]), apart)
+            grads = backward(other["tree"].unflatten(leaves), list(xs[len(arrays) :]), unreduced)
             places.extend(i for i, g in enumerate(grads) if g is not None)
             return [grads[i] for i in places]
 

@@ -16,7 +16,7 @@ __all__ = ["closed", "with_same_operands"]
 def closed(program: Program, captured: Sequence[Any], hoist: bool = True) -> tuple[Program, list[Any]]:
     """The program with what it captures as its first inputs, and their values.
 
-    With `hoist`, what depends on these alone is computed before the loop. What is widened of them is so always: its gradient is
+    With `hoist`, what depends on these alone is computed before the loop. What is pvary'd of them is so always: its gradient is
     then summed over devices once, and not in every iteration.
     """
     known: dict[Atom, Any] = {var: value for (var, _), value in zip(program.constants, captured, strict=True)}

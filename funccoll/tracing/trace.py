@@ -94,7 +94,7 @@ class Trace:
         self.label = "a function"
         self._captured: list[tuple[Var, Any]] = []
         self._known: dict[int, tuple[Var, Any, Any]] = {}  # id -> variable, value, what keeps the id alive
-        self._widened: dict[tuple[Var, frozenset[str]], Var] = {}
+        self._pvaried: dict[tuple[Var, frozenset[str]], Var] = {}
 
     def bind(self, primitive: Primitive, values: Sequence[Any], params: Mapping[str, Any]) -> Any:
         """Record one equation; an operation on constants alone is computed at once."""
@@ -188,7 +188,7 @@ class Trace:
         return Tracer(self, self.capture(value, owner), current_source(), weak)
 
     def _unify(self, atoms: Sequence[Atom], source: Source | None) -> Sequence[Atom]:
-        """Make operands vary over the same axes; each value is widened once."""
+        """Make operands vary over the same axes; each value is pvary'd once."""
         first: frozenset[str] | None = None
         for atom in atoms:
             if type(atom) is Var:
@@ -199,14 +199,14 @@ class Trace:
         else:
             return atoms
         wanted = frozenset().union(*(a.type.varying for a in atoms))
-        return [self._widen(a, wanted, source) if isinstance(a, Var) else a for a in atoms]
+        return [self._insert_pvary(a, wanted, source) if isinstance(a, Var) else a for a in atoms]
 
-    def _widen(self, var: Var, wanted: frozenset[str], source: Source | None) -> Var:
+    def _insert_pvary(self, var: Var, wanted: frozenset[str], source: Source | None) -> Var:
         if var.type.varying == wanted:
             return var
-        wide = self._widened.get((var, wanted))
+        wide = self._pvaried.get((var, wanted))
         if wide is None:
-            wide = self._widened[var, wanted] = Var(var.type.vary(wanted))
+            wide = self._pvaried[var, wanted] = Var(var.type.vary(wanted))
             axes = tuple(a for a in self.axis_sizes if a in wanted - var.type.varying)
             self.equations.append(Equation(pvary_p, (var,), (wide,), {"axes": axes}, source))
             if self.evaluation is not None:

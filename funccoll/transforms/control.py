@@ -26,7 +26,7 @@ from ..tracing.trace import flatten_outputs, label_of, require_function, stage, 
 from ..tracing.tracer import Tracer
 from .autodiff import control_rules as control_rules  # gradients of loops
 from .autodiff import control_tangents as control_tangents
-from .autodiff.backward import widened
+from .autodiff.backward import pvary_to
 
 __all__ = ["cond", "fori_loop", "scan", "switch", "while_loop"]
 
@@ -63,7 +63,7 @@ class _Carry:
                 type = ArrayType(type.shape, found.dtype, type.varying)
             self.weak[k] = weak if self.weak[k] else None
             self.types[k] = type.vary(type.varying | found.varying | varying)
-            settled.append(widened(as_traceable(out), self.types[k]))
+            settled.append(pvary_to(as_traceable(out), self.types[k]))
         return settled, before != (self.types, self.weak)
 
     def _changed(self, k: int, type: ArrayType, found: ArrayType) -> Exception:
@@ -102,7 +102,7 @@ class _Carry:
     def entering(self) -> list[Any]:
         """The values of init in the types that the body takes."""
         pairs = zip(self.values, self.types, self.weak, strict=True)
-        return [widened(x if x.dtype == t.dtype and weak else _converted(self.what, x, t.dtype), t) for x, t, weak in pairs]
+        return [pvary_to(x if x.dtype == t.dtype and weak else _converted(self.what, x, t.dtype), t) for x, t, weak in pairs]
 
     def unflatten(self, results: Sequence[Any]) -> Any:
         """The pytree of final values."""
@@ -379,7 +379,7 @@ def _choose(what: str, index: Any, branches: Sequence[Callable[..., Any]], opera
             if wanted is None:
                 return outs
             pairs = zip(outs, wanted, strict=True)
-            return [widened(x if x.dtype == t.dtype else _converted(what, x, t.dtype), t) for x, t in pairs]
+            return [pvary_to(x if x.dtype == t.dtype else _converted(what, x, t.dtype), t) for x, t in pairs]
 
         return call
 

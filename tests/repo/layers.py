@@ -51,7 +51,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "transforms": (("batching",), ("autodiff",), ("callbacks", "control"), ("custom_primitives",)),
     "transforms.autodiff": (
-        ("backward", "varying_losses"), ("reverse", "wider_programs"),
+        ("backward", "varying_losses"), ("reverse", "varying_programs"),
         ("checkpoint_policies", "custom_rules", "control_rules", "forward"),
         ("rematerialization", "control_tangents", "jacobians"),
     ),
@@ -157,7 +157,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "optim": (("learning_rates", "tree_utils"), ("transformation",), ("gradients", "state_layout", "steps")),
     "parallel": (
         ("buckets", "checkpoint", "replicas", "uneven"), ("comm_hooks", "gradient_reducer"), ("loss_call",),
-        ("traced_reducer",), ("bucket_plan",), ("data",), ("data_parallel_model",),
+        ("traced_reducer",), ("bucket_plan",), ("data_parallel_function",), ("data_parallel_model",),
     ),
 }  # fmt: skip
 """Package -> its modules and folders in lines. What stands in one line imports only from the lines before it.

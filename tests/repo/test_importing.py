@@ -127,7 +127,7 @@ def test_a_misplaced_optional_library_is_found():
     assert not optional_errors(lazy, "kernels/cpu.py") and not optional_errors(lazy, "schedules/model/simulate.py")
     assert optional_errors("import mpi4py.MPI", "transports/shm/heap.py")
     assert not optional_errors("import mpi4py", "transports/mpi/mpi_transport.py")
-    assert optional_errors("import torch", "parallel/data.py") and not optional_errors("import torch", "torch/ddp.py")
+    assert optional_errors("import torch", "parallel/buckets.py") and not optional_errors("import torch", "torch/ddp.py")
     assert optional_errors("import rich", "compiler/report.py") and not optional_errors("import rich", "tools/commands/a.py")
 
 

@@ -67,7 +67,7 @@ class _Importer:
     def _place(self) -> None:
         """The collective, and the place of every cell."""
         program, kind = self.program, KINDS[self.program.kind]
-        channels = program.channels if self._channels_are_apart() else 1
+        channels = program.channels if self._channels_are_disjoint() else 1
         if not channels > 1:
             self.channel = [0] * len(self.channel)
         root = self._root() if kind.rooted else 0
@@ -87,7 +87,7 @@ class _Importer:
             if self._needs_shadow(rank):
                 self._shadow[rank] = self._more_scratch(max(c.input_chunks, c.output_chunks))
 
-    def _channels_are_apart(self) -> bool:
+    def _channels_are_disjoint(self) -> bool:
         """True when every channel has its own parts of the blocks, and its own scratch, as our channels have."""
         program, n = self.program, self.program.channels
         if n == 1 or program.parts % n or program.in_place:

@@ -228,7 +228,7 @@ def _is_direct(candidate: Candidate) -> bool:
 def _may_be_direct(algorithm: Algorithm, question: _Question) -> bool:
     """True unless each schedule that would be compared is known to forward."""
     p = question.topology.nranks
-    if p > _SMALL or algorithm.refusal(p) or (algorithm.tells_hosts_apart and question.hosts is None):
+    if p > _SMALL or algorithm.refusal(p) or (algorithm.is_hierarchical and question.hosts is None):
         return True  # the comparison says what is to be said
     try:
         return any(_reads_inputs_only(_built(algorithm, question, chunks)) for chunks in _numbers(algorithm, question))
@@ -254,7 +254,7 @@ def _candidate(algorithm: Algorithm, question: _Question) -> Candidate:
     refusal = algorithm.refusal(p, question.root)
     if refusal:
         return Candidate(algorithm, objection=refusal)
-    if algorithm.tells_hosts_apart and question.hosts is None:
+    if algorithm.is_hierarchical and question.hosts is None:
         return Candidate(algorithm, objection="needs several hosts with several ranks each, or levels=")
     if "levels" in algorithm.options and levels_of(question.hosts) is None:
         return Candidate(algorithm, objection="takes levels: equal hosts in the order of ranks")
@@ -309,7 +309,7 @@ def _built(algorithm: Algorithm, question: _Question, chunks: int | None) -> Sch
     """The schedule, shared by questions that differ in bytes only."""
     given: dict[str, Any] = {"root": question.root, "pairs": question.pairs}
     given = {name: value for name, value in given.items() if name in algorithm.options}
-    if algorithm.tells_hosts_apart:
+    if algorithm.is_hierarchical:
         given["hosts"] = question.hosts
     nranks = question.topology.nranks
     return (_build if nranks <= _SMALL else _build.__wrapped__)(algorithm, nranks, chunks, tuple(given.items()))
@@ -325,7 +325,7 @@ def _expected_places(algorithm: Algorithm, nranks: int) -> float:
     """Estimate the places that the moves for `nranks` ranks name, if they go on growing as from 8 ranks to 16."""
     places = []
     for p in (8, 16):
-        hosts = p // 4 if algorithm.tells_hosts_apart else None
+        hosts = p // 4 if algorithm.is_hierarchical else None
         batches = build(algorithm.kind, p, algorithm.name, hosts=hosts).batches
         places.append(sum(b.dst.size + b.src.size for b in batches))
     few, more = places

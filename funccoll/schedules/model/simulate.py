@@ -173,8 +173,8 @@ def _distance(shape, host_of, src, dst):  # `Topology.distance` for one pair: co
     hops = 0
     for i in range(len(shape) - 1, -1, -1):
         size = shape[i]
-        apart = abs(src % size - dst % size)
-        hops += min(apart, size - apart)
+        distance = abs(src % size - dst % size)
+        hops += min(distance, size - distance)
         src //= size
         dst //= size
     return hops

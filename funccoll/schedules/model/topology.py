@@ -294,8 +294,8 @@ class Topology:
             return (src != dst).astype(np.int64) + (self.host_of[src] != self.host_of[dst])
         hops = np.zeros(np.broadcast_shapes(src.shape, dst.shape), np.int64)
         for size in reversed(self.shape):
-            apart = np.abs(src % size - dst % size)
-            hops += np.minimum(apart, size - apart)
+            distance = np.abs(src % size - dst % size)
+            hops += np.minimum(distance, size - distance)
             src, dst = src // size, dst // size
         return hops
 

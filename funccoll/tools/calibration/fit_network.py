@@ -46,7 +46,7 @@ class NetworkFit:
 
 def built_on(kind: str, algorithm: str, hosts: tuple[int, ...]) -> Schedule:
     """The schedule of ranks on these hosts."""
-    takes = find(kind, algorithm, len(hosts)).tells_hosts_apart
+    takes = find(kind, algorithm, len(hosts)).is_hierarchical
     return build(kind, len(hosts), algorithm, hosts=hosts if takes else None)
 
 

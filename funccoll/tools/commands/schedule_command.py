@@ -231,7 +231,7 @@ def _show(options: argparse.Namespace) -> None:
         explanation = schedules.explain(kind, topology, nbytes, **asked)
         schedule = schedules.select(kind, topology, nbytes, **asked)
     else:
-        takes = not given or find(kind, options.algorithm, p).tells_hosts_apart  # else the hosts are the machine's alone
+        takes = not given or find(kind, options.algorithm, p).is_hierarchical  # else the hosts are the machine's alone
         schedule = schedules.build(
             kind, p, options.algorithm, channels=options.channels, root=options.root, chunks=options.chunks,
             hosts=options.hosts if takes else None, levels=options.levels, pairs=options.pairs,

@@ -32,7 +32,7 @@ from ...primitives.piece_sums import accumulate
 from ...primitives.varying import pvary, pvary_p, summed
 from ...tracing.trace import sharding_of, value_type
 
-__all__ = ["RULES", "SPLIT", "Backward", "active_variables", "run_forward", "widened", "zeros"]
+__all__ = ["RULES", "SPLIT", "Backward", "active_variables", "pvary_to", "run_forward", "zeros"]
 
 _NOTHING: Mapping[Any, Any] = {}
 
@@ -41,20 +41,21 @@ SPLIT: dict[str, Callable[..., Any]] = {}
 of two that are split alike, `zeros(type, sharding)`, and `move(x, sharding)`."""
 
 RULES: dict[Primitive, Callable[..., tuple[list[Any], Callable[[list[Any]], Sequence[Any]]]]] = {}
-"""Rules of primitives that run programs: (equation, values, which of them are active, `apart`) -> (outputs, pullback).
+"""Rules of primitives that run programs: (equation, values, which of them are active, `unreduced`) -> (outputs, pullback).
 
 The pullback takes the cotangents of the outputs, None for zero, to those of the inputs.
 
-`apart` are axes along which cotangents stay apart: devices that decided differently cannot sum them where they are. In such a
-branch each device has its own part of the cotangent of a value that is equal on all of them; what surrounds it sums them."""
+Along the axes `unreduced` cotangents stay partial sums: devices that decided differently cannot sum them where they are. In
+such a branch each device has its own part of the cotangent of a value that is equal on all of them; what surrounds it sums
+them."""
 
 
 def zeros(type: ArrayType) -> Any:
     """Zeros of a type, varying over its axes."""
-    return widened(np.zeros(type.shape, type.dtype), type)
+    return pvary_to(np.zeros(type.shape, type.dtype), type)
 
 
-def widened(value: Any, type: ArrayType) -> Any:
+def pvary_to(value: Any, type: ArrayType) -> Any:
     """`value` marked as varying over every axis of `type`."""
     missing = type.varying - value_type(value).varying
     return pvary(value, [a for a in current_interpreter().axis_sizes if a in missing]) if missing else value
@@ -65,7 +66,7 @@ def widened(value: Any, type: ArrayType) -> Any:
 
 def run_forward(
     program: Program, constants: Sequence[Any], args: Sequence[Any], active: set[Atom], known: Mapping[Atom, Any] = _NOTHING,
-    apart: frozenset[str] = frozenset(),
+    unreduced: frozenset[str] = frozenset(),
 ) -> tuple[list[Any], dict[Var, Any], dict[Equation, Any]]:
     """Run the program through `bind`; returns outputs, every variable's value, and custom rules' residuals.
 
@@ -82,7 +83,7 @@ def run_forward(
             out, residuals[eqn] = eqn.params["forward"](*values)
             return out
         if eqn.primitive in RULES and active.intersection(eqn.outputs):
-            out, residuals[eqn] = RULES[eqn.primitive](eqn, values, [a in active for a in eqn.inputs], apart)
+            out, residuals[eqn] = RULES[eqn.primitive](eqn, values, [a in active for a in eqn.inputs], unreduced)
             return out
         return interpreter.bind(eqn.primitive, values, eqn.params)
 
@@ -111,9 +112,9 @@ class Backward:
 
     def __init__(
         self, program: Program, env: dict[Var, Any], residuals: dict[Equation, Any], active: set[Atom],
-        apart: frozenset[str] = frozenset(),
+        unreduced: frozenset[str] = frozenset(),
     ):  # fmt: skip
-        self.program, self.env, self.residuals, self.active, self.apart = program, env, residuals, active, apart
+        self.program, self.env, self.residuals, self.active, self.unreduced = program, env, residuals, active, unreduced
         self.cts: dict[Var, Any] = {}
         self.pieces: dict[Var, list[tuple[Piece, Source | None]]] = {}
         self.hooks = {v: e for e in program.equations if e.primitive is grad_hook_p for v in e.outputs}
@@ -133,7 +134,7 @@ class Backward:
         if isinstance(ct, Piece):
             self.pieces.setdefault(var, []).append((ct, current_source()))
             return
-        ct = widened(ct() if callable(ct) else ct, var.type)
+        ct = pvary_to(ct() if callable(ct) else ct, var.type)
         known = self.cts.get(var)
         self.cts[var] = ct if known is None else known + ct if sharding_of(ct) is None else SPLIT["add"](known, ct)
 
@@ -145,7 +146,7 @@ class Backward:
         last, source = pieces[-1]
         with at_source(source):
             alone = total is None and len(pieces) == 1
-            return widened(last() if alone else accumulate(total, [piece for piece, _ in pieces]), var.type)
+            return pvary_to(last() if alone else accumulate(total, [piece for piece, _ in pieces]), var.type)
 
     def run(self, cts: Sequence[Any]) -> None:
         """Walk all equations backwards."""
@@ -186,9 +187,9 @@ class Backward:
                 return
             if eqn.primitive is custom_vjp_p:
                 full = [zeros(v.type) if ct is None else ct for v, ct in zip(eqn.outputs, cts, strict=True)]
-                results = eqn.params["backward"](self.residuals[eqn], full, self.apart)
+                results = eqn.params["backward"](self.residuals[eqn], full, self.unreduced)
             elif eqn.primitive is pvary_p:
-                results = [summed(cts[0], {*eqn.axes()} - self.apart)]
+                results = [summed(cts[0], {*eqn.axes()} - self.unreduced)]
             elif eqn.primitive in RULES:
                 results = self.residuals[eqn](cts)
             else:
@@ -212,8 +213,8 @@ class Backward:
         operands = dict(pairs)
         active = active_variables(program, {v for _, v in pairs})
         with without_reports():
-            _, env, residuals = run_forward(program, (), again[: len(inputs)], active, known, self.apart)
-        walk = Backward(program, env, residuals, active, self.apart)
+            _, env, residuals = run_forward(program, (), again[: len(inputs)], active, known, self.unreduced)
+        walk = Backward(program, env, residuals, active, self.unreduced)
         for mine, theirs in ((self.cts, walk.cts), (self.pieces, walk.pieces)):
             theirs.update((v, mine.pop(a)) for a, v in operands.items() if a in mine)
         walk.run(cts)

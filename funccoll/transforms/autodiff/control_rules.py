@@ -19,8 +19,8 @@ from ...primitives.varying import summed
 from ...tracing.closed_programs import closed, with_same_operands
 from ...tracing.trace import stage, value_type
 from ...tracing.tracer import Tracer
-from .backward import RULES, Backward, active_variables, run_forward, widened, zeros
-from .wider_programs import run_wider
+from .backward import RULES, Backward, active_variables, pvary_to, run_forward, zeros
+from .varying_programs import run_varying
 
 __all__ = ["Transposed", "differentiated"]
 
@@ -40,35 +40,36 @@ class Transposed:
 
     def run(self, residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
         """The cotangents of those inputs that get one."""
-        return run_wider(self.program, residuals, cts)
+        return run_varying(self.program, residuals, cts)
 
 
 def differentiated(
     program: Program, inputs: Sequence[bool], always: Sequence[bool], kept: Sequence[bool],
-    apart: frozenset[str] = frozenset(),
+    unreduced: frozenset[str] = frozenset(),
 ) -> tuple[Program, list[Any], Transposed]:  # fmt: skip
     """The program whose outputs also are the residuals, what it captures, and the backward pass.
 
     `inputs`: those that are active; `always`: those that get zeros where they have no cotangent; `kept`: those that
-    the backward pass has anyway, so that they are not residuals. What the program captures is constant. Cotangents stay `apart`
-    along these axes.
+    the backward pass has anyway, so that they are not residuals. What the program captures is constant. Cotangents stay
+    partial sums along the axes `unreduced`.
     """
     active: set[Atom] = active_variables(program, list(compress(program.inputs, inputs)))
     made: list[Transposed] = []
 
     def forward(*values: Any) -> list[Any]:
-        outs, env, residuals = run_forward(program, [value for _, value in program.constants], values, active, apart=apart)
+        constants = [value for _, value in program.constants]
+        outs, env, residuals = run_forward(program, constants, values, active, unreduced=unreduced)
         takes = [a in active for a in program.outputs]
         gives: list[bool] = []
 
         def backward(*cts: Any) -> list[Any]:
-            walk, given = Backward(program, env, residuals, active, apart), iter(cts)
+            walk, given = Backward(program, env, residuals, active, unreduced), iter(cts)
             walk.run([next(given) if t else None for t in takes])
             found = [walk.take(v) if a else None for v, a in zip(program.inputs, inputs, strict=True)]
             gives[:] = [ct is not None or z for ct, z in zip(found, always, strict=True)]
-            return [_cotangent(ct, v.type, apart) for ct, v in compress(zip(found, program.inputs, strict=True), gives)]
+            return [_cotangent(ct, v.type, unreduced) for ct, v in compress(zip(found, program.inputs, strict=True), gives)]
 
-        types = [_wide(a.type, apart) for a in compress(program.outputs, takes)]
+        types = [_wide(a.type, unreduced) for a in compress(program.outputs, takes)]
         back, captured = stage(backward, types, label=f"gradient of {program.label}")
         position = {value.variable: k for k, value in enumerate(values) if kept[k]}
         needs: list[Any] = []
@@ -94,17 +95,17 @@ def _wide(type: ArrayType, axes: frozenset[str]) -> ArrayType:
     return type.vary(type.varying | axes)
 
 
-def _cotangent(ct: Any, type: ArrayType, apart: frozenset[str]) -> Any:
-    """A cotangent, None for zero, of a value of this type, in the type that it has with parts along `apart`."""
-    wide = _wide(type, apart)
-    return zeros(wide) if ct is None else widened(ct, wide)
+def _cotangent(ct: Any, type: ArrayType, unreduced: frozenset[str]) -> Any:
+    """A cotangent, None for zero, of a value of this type, in the type that it has with partial sums along `unreduced`."""
+    wide = _wide(type, unreduced)
+    return zeros(wide) if ct is None else pvary_to(ct, wide)
 
 
 # ---------------------------------------------------------------- scan
 
 
 def _scan_rule(
-    eqn: Equation, values: Sequence[Any], active: Sequence[bool], apart: frozenset[str]
+    eqn: Equation, values: Sequence[Any], active: Sequence[bool], unreduced: frozenset[str]
 ) -> tuple[list[Any], Callable[[list[Any]], list[Any]]]:
     consts, carry, length = (eqn.params[k] for k in ("consts", "carry", "length"))
     body, first = eqn.params["body"], consts + carry
@@ -118,7 +119,7 @@ def _scan_rule(
     inputs = [a and is_inexact(v.type.dtype) for a, v in zip(inputs, body.inputs, strict=True)]
     is_carry = [consts <= k < first for k in range(len(inputs))]
     always = [a and c for a, c in zip(inputs, is_carry, strict=True)]
-    program, captured, back = differentiated(body, inputs, always, [not c for c in is_carry], apart)
+    program, captured, back = differentiated(body, inputs, always, [not c for c in is_carry], unreduced)
     forward, extra = closed(program, captured)
     outs = bind(
         scan_p, *extra, *values, body=forward, consts=consts + len(extra), carry=carry, length=length,
@@ -129,7 +130,7 @@ def _scan_rule(
     rows = [next(stacked) if k is None else values[k] if type(k) is int else k for k in back.needs]
 
     def pullback(cts: list[Any]) -> list[Any]:
-        full = [_cotangent(ct, v.type, apart) for v, ct in zip(eqn.outputs, cts, strict=True)]
+        full = [_cotangent(ct, v.type, unreduced) for v, ct in zip(eqn.outputs, cts, strict=True)]
         sums = [k for k, g in enumerate(back.gives[:consts]) if g]
         moved = [k for k in range(consts, first) if always[k]]
         arrays = [k for k in range(first, len(inputs)) if back.gives[k]]
@@ -147,7 +148,7 @@ def _scan_rule(
                 *(found[k] for k in moved), *(found[k] for k in arrays),
             ]  # fmt: skip
 
-        types = [_wide(body.inputs[k].type, apart) for k in (*sums, *moved)]
+        types = [_wide(body.inputs[k].type, unreduced) for k in (*sums, *moved)]
         types += [ArrayType(t.shape[1:], t.dtype, t.varying) for t in map(value_type, through)]
         staged, kept = closed(*stage(step, types, label=f"gradient of {body.label}"))
         init = [*(zeros(type) for type in types[: len(sums)]), *(full[k - consts] for k in moved)]
@@ -165,13 +166,13 @@ def _scan_rule(
 
 
 def _cond_rule(
-    eqn: Equation, values: Sequence[Any], active: Sequence[bool], apart: frozenset[str]
+    eqn: Equation, values: Sequence[Any], active: Sequence[bool], unreduced: frozenset[str]
 ) -> tuple[list[Any], Callable[[list[Any]], list[Any]]]:
     index, operands = values[0], values[1:]
     inputs = list(active[1:])
     every = [True] * len(inputs)
     decided = value_type(index).varying
-    made = [differentiated(branch, inputs, inputs, every, apart | decided) for branch in eqn.params["branches"]]
+    made = [differentiated(branch, inputs, inputs, every, unreduced | decided) for branch in eqn.params["branches"]]
     count = len(eqn.outputs)
     # A place for each residual of a branch, which other branches may use for one of their own of its type.
     slots: list[ArrayType] = []
@@ -195,7 +196,7 @@ def _cond_rule(
             outs, _ = evaluate(program, captured, given)
             filled = dict(zip(places[k], outs[count:], strict=True))
             rest = [filled[n] if n in filled else zeros(widest(t)) for n, t in enumerate(slots)]
-            return [*outs[:count], *(widened(x, widest(t)) for x, t in zip(rest, slots, strict=True))]
+            return [*outs[:count], *(pvary_to(x, widest(t)) for x, t in zip(rest, slots, strict=True))]
 
         return call
 
@@ -206,7 +207,7 @@ def _cond_rule(
     results, residuals = outs[:count], outs[count:]
 
     def pullback(cts: list[Any]) -> list[Any]:
-        full = [_cotangent(ct, v.type, apart) for v, ct in zip(eqn.outputs, cts, strict=True)]
+        full = [_cotangent(ct, v.type, unreduced) for v, ct in zip(eqn.outputs, cts, strict=True)]
 
         def backward(k: int) -> Callable[..., list[Any]]:
             _, _, back = made[k]
@@ -216,7 +217,7 @@ def _cond_rule(
                 needs = [next(stored) if n is None else given[len(slots) + n] if type(n) is int else n for n in back.needs]
                 arriving = given[len(slots) + len(operands) :]
                 found = back.run(needs, list(compress(arriving, back.takes)))
-                return [_cotangent(x, t, apart | decided) for x, t in zip(found, compress(types, inputs), strict=True)]
+                return [_cotangent(x, t, unreduced | decided) for x, t in zip(found, compress(types, inputs), strict=True)]
 
             return call
 
@@ -226,7 +227,7 @@ def _cond_rule(
         ]
         branches, consts = with_same_operands(programs)
         found = iter(bind(cond_p, index, *consts, *given, branches=tuple(branches)))
-        missing = [decided - t.varying - apart for t in types]
+        missing = [decided - t.varying - unreduced for t in types]
         return [None, *(summed(next(found), axes) if a else None for a, axes in zip(inputs, missing, strict=True))]
 
     return results, pullback
@@ -236,7 +237,7 @@ def _cond_rule(
 
 
 def _while_rule(
-    eqn: Equation, values: Sequence[Any], active: Sequence[bool], apart: frozenset[str]
+    eqn: Equation, values: Sequence[Any], active: Sequence[bool], unreduced: frozenset[str]
 ) -> tuple[list[Any], Callable[[list[Any]], list[Any]]]:
     def pullback(cts: list[Any]) -> list[Any]:
         raise UnsupportedError(

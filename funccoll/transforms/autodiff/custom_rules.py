@@ -19,7 +19,7 @@ from ...ops.registry import as_traceable
 from ...primitives.elementwise import stop_gradient_p
 from ...primitives.higher import custom_vjp_p, grad_hook_p
 from ...tracing.trace import Trace, as_bucket, flatten_outputs, label_of, require_function, stage, value_type
-from .backward import widened
+from .backward import pvary_to
 from .reverse import flatten_function
 
 __all__ = ["custom_vjp", "grad_hook", "stop_gradient"]
@@ -166,10 +166,10 @@ class custom_vjp:
                 raise PytreeError(f"the forward rule of {name} returns another structure than {name}: {difference}.")
             for out, atom in zip(outs, program.outputs, strict=True):
                 _check_rule(value_type(out), atom.type, f"the forward rule of {name} returns a result")
-            outs = [widened(as_traceable(o), a.type) for o, a in zip(outs, program.outputs, strict=True)]
+            outs = [pvary_to(as_traceable(o), a.type) for o, a in zip(outs, program.outputs, strict=True)]
             return outs, residuals
 
-        def flat_backward(residuals: Any, cts: Sequence[Any], apart: frozenset[str]) -> list[Any]:
+        def flat_backward(residuals: Any, cts: Sequence[Any], unreduced: frozenset[str]) -> list[Any]:
             returned = backward(*fixed.values(), residuals, out_tree.unflatten(cts))
             if not isinstance(returned, tuple) or len(returned) != len(given):
                 raise PytreeError(
@@ -190,7 +190,7 @@ class custom_vjp:
             for ct, leaf in zip(flat_cts, leaves, strict=True):
                 if ct is not None and is_inexact(value_type(leaf).dtype):
                     wanted = value_type(leaf)
-                    wanted = wanted.vary(wanted.varying | apart)
+                    wanted = wanted.vary(wanted.varying | unreduced)
                     _check_rule(value_type(ct), wanted, f"the backward rule of {name} returns a cotangent")
             return [*flat_cts, *(None for _ in captured)]
 

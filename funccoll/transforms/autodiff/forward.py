@@ -21,7 +21,7 @@ from ...ops.elementwise import scalar_type
 from ...ops.registry import as_traceable
 from ...primitives.higher import custom_vjp_p
 from ...tracing.trace import detached, label_of, require_function, stage, value_type
-from .backward import widened, zeros
+from .backward import pvary_to, zeros
 from .reverse import flatten_function, vjp
 
 __all__ = ["RULES", "jvp", "linearize", "push_forward"]
@@ -63,7 +63,7 @@ def _push(eqn: Equation, known: Tangents, inputs: Sequence[Any], outputs: Sequen
             found = _transposed(eqn, lambda cts: pull(cts, inputs, outputs, **eqn.params), tangents)
         for var, tangent in zip(eqn.outputs, found, strict=True):
             if tangent is not None and is_inexact(var.type.dtype):
-                known[var] = widened(tangent, var.type)
+                known[var] = pvary_to(tangent, var.type)
 
 
 def _transposed(
@@ -82,7 +82,7 @@ def _transposed(
             every[k] = ct
         results = pull(every)
         values = [results[i]() if callable(results[i]) else results[i] for i, _, _ in given]
-        return [zeros(type) if v is None else widened(v, type) for v, (_, type, _) in zip(values, given, strict=True)]
+        return [zeros(type) if v is None else pvary_to(v, type) for v, (_, type, _) in zip(values, given, strict=True)]
 
     points = [zeros(eqn.outputs[k].type) for k in wanted]
     if users:
@@ -136,7 +136,7 @@ def push_forward(
         if eqn.primitive in RULES:
             with at_source(eqn.source):
                 outs, found = RULES[eqn.primitive](eqn, values, _read(eqn.inputs, known))
-            known.update((v, widened(t, v.type)) for v, t in zip(eqn.outputs, found, strict=True) if t is not None)
+            known.update((v, pvary_to(t, v.type)) for v, t in zip(eqn.outputs, found, strict=True) if t is not None)
             return outs
         if eqn.primitive is custom_vjp_p:
             out, residuals = eqn.params["forward"](*values)
@@ -204,7 +204,7 @@ def _checked(tangents: Any, treedef: Any, types: Sequence[ArrayType], name: str)
                 f"derivative along each device's own tangent pass fc.pvary(x, {axes}) as the argument; for one along an equal "
                 f"tangent reduce the tangent (fc.all_reduce over {axes})."
             )
-        checked.append(widened(value, type) if is_inexact(type.dtype) else None)
+        checked.append(pvary_to(value, type) if is_inexact(type.dtype) else None)
     return checked
 
 

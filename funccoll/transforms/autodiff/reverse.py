@@ -29,7 +29,7 @@ from ...tracing.trace import (
     stage,
     value_type,
 )
-from .backward import SPLIT, Backward, active_variables, run_forward, widened, zeros
+from .backward import SPLIT, Backward, active_variables, pvary_to, run_forward, zeros
 from .varying_losses import Beginning, beginning_of
 
 __all__ = ["flatten_function", "grad", "value_and_grad", "vjp"]
@@ -97,7 +97,7 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple:
     """`(fn(*primals), pullback)`: `pullback(cotangent)` gives one cotangent for each primal.
 
     `primals` are pytrees of arrays. The cotangent has the structure, shapes and dtypes of the result; it
-    may vary only over the axes of the result, and is widened to all of them; that of an Array which is split is brought into
+    may vary only over the axes of the result, and is pvary'd to all of them; that of an Array which is split is brought into
     its sharding. With `has_aux`, `fn` returns
     `(result, aux)` and this returns `(result, pullback, aux)`. Complex numbers follow JAX: no conjugates.
     """
@@ -139,7 +139,7 @@ def _check_cotangent(ct: Any, type: ArrayType, name: str) -> Any:
             f"device's own gradient pass fc.pvary(x, {axes}) as the argument; for one of an equal cotangent reduce the "
             f"cotangent (fc.all_reduce over {axes})."
         )
-    return widened(ct, type)
+    return pvary_to(ct, type)
 
 
 def value_and_grad(
@@ -184,7 +184,7 @@ def value_and_grad(
         outputs, pull, program = _linearize(flat, leaves, info["weak"], name)
         _check_loss(program, name, info["count"], shown)
         loss = program.outputs[0]
-        one = widened(np.ones((), loss.type.dtype), loss.type)
+        one = pvary_to(np.ones((), loss.type.dtype), loss.type)
         grads = pull([one, *(None for _ in program.outputs[1:])])
         tree = treedef.unflatten(_gradients(grads, program, leaves))
         result = outputs[0]

@@ -1,7 +1,7 @@
 """The place where a loss begins to differ between devices, for the error about a collective that was forgotten.
 
 A value of which devices have their own enters a program as an argument or a captured value, a *leaf*, or an equation makes it
-(`axis_index`). Copies that were widened (`pvary`) do not count: they are equal.
+(`axis_index`). Copies that were pvary'd do not count: they are equal.
 
 A product of two such values, one of them a leaf, is taken for a sum over a dimension that the axis splits, of which each device
 has a part: if one operand alone were split, the shapes would not fit. So the product of a split leaf and a copy is complete

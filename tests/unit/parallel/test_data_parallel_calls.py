@@ -15,7 +15,7 @@ import funccoll as fc
 from funccoll import P
 from funccoll.errors import PytreeError, ShapeError, TraceError, VaryingError
 from funccoll.parallel.buckets import Bucket, CommHook
-from funccoll.parallel.data import Accumulated
+from funccoll.parallel.data_parallel_function import Accumulated
 from tests.support.cases.data_parallel_cases import ROWS, check, integers, outcomes, params_of, summed
 from tests.support.ranks.ranks import JOIN, Ranks
 

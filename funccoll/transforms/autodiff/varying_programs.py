@@ -14,12 +14,12 @@ from ...ops.registry import as_traceable
 from ...primitives.control_flow import cond_p, scan_p, while_p
 from ...primitives.varying import pvary, pvary_p
 from ...tracing.trace import stage, value_type
-from .backward import widened
+from .backward import pvary_to
 
-__all__ = ["run_wider"]
+__all__ = ["run_varying"]
 
 
-def run_wider(program: Program, constants: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+def run_varying(program: Program, constants: Sequence[Any], args: Sequence[Any]) -> list[Any]:
     """The outputs of a program; constants and arguments may vary over more axes than its variables."""
     interpreter = current_interpreter()
 
@@ -35,13 +35,13 @@ def run_wider(program: Program, constants: Sequence[Any], args: Sequence[Any]) -
 
 
 def _staged(program: Program, types: Sequence[ArrayType], wanted: Sequence[ArrayType] = ()) -> tuple[Program, list[ArrayType]]:
-    """The program on inputs of these types, and its outputs' types; the first outputs are widened to those `wanted`, too."""
+    """The program on inputs of these types, and its outputs' types; the first outputs are pvary'd to those `wanted`, too."""
     found: list[ArrayType] = []
 
     def flat(*xs: Any) -> list[Any]:
-        outs = [as_traceable(y) for y in run_wider(program, (), xs)]
+        outs = [as_traceable(y) for y in run_varying(program, (), xs)]
         for k, t in enumerate(wanted):
-            outs[k] = widened(outs[k], t)
+            outs[k] = pvary_to(outs[k], t)
         found[:] = map(value_type, outs)
         return outs
 
@@ -50,7 +50,7 @@ def _staged(program: Program, types: Sequence[ArrayType], wanted: Sequence[Array
 
 
 def _wide(values: Sequence[Any], types: Sequence[ArrayType]) -> list[Any]:
-    return [widened(x, t) for x, t in zip(values, types, strict=True)]
+    return [pvary_to(x, t) for x, t in zip(values, types, strict=True)]
 
 
 def _scan(values: Sequence[Any], *, body: Program, consts: int, carry: int, **params: Any) -> list[Any]:

@@ -18,7 +18,7 @@ from ..tracing.trace import value_type
 from ..transforms.autodiff.reverse import vjp
 from .bucket_plan import BucketPlan, trace_plan
 from .buckets import Bucket, CommHook
-from .loss_call import Call, Settings, scalar, widened_over
+from .loss_call import Call, Settings, pvary_over, scalar
 from .traced_reducer import BucketRecord, TracedReducer
 
 __all__ = ["Accumulated", "DataParallelFunction", "data_parallel"]
@@ -163,7 +163,7 @@ class DataParallelFunction:
         that is decided by it, in np.where or fc.cond, is left out on all devices or on none.
         """
         axes = mesh_axes("data_parallel", self.settings.axis)
-        return all_reduce(widened_over(scalar("the condition", condition) != 0, axes), axes, op="or")
+        return all_reduce(pvary_over(scalar("the condition", condition) != 0, axes), axes, op="or")
 
     def init(self, params: Any) -> Any:
         """Return the first state of the CommHook: in `params`' structure, each array stacked under `P(axis)`.
@@ -176,7 +176,7 @@ class DataParallelFunction:
 
         def first(leaf: Any) -> Any:
             zeros = pvary(np.zeros(value_type(leaf).shape, value_type(leaf).dtype), call.axes)
-            return optree.tree_map(lambda x: widened_over(as_traceable(x), call.axes)[None], make(zeros))
+            return optree.tree_map(lambda x: pvary_over(as_traceable(x), call.axes)[None], make(zeros))
 
         return call.unflatten([first(leaf) for leaf in call.inexact], lambda i: ())
 
