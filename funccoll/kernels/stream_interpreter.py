@@ -403,7 +403,9 @@ def interpret(frame: Any) -> int:
                 store(frame + FRAME.pc, (pc - code) // 8)
                 store(frame + FRAME.instruction_budget, budget)
                 return FAILED
-            library, history = load(frame + FRAME.library), load(histories + 8 * load(pc + POST.communicator))
+            # The tag has the call's number: one that a rank leaves out would meet the next of its kind.
+            library, communicator = load(frame + FRAME.library), 8 * load(pc + POST.communicator)
+            history = load(histories + communicator) ^ load(bases + communicator) * _MIX
             number, handle = load(pc + POST.message), load(library + LIBRARY.request_bytes)
             message = load(frame + FRAME.messages) + MESSAGE.size * number
             request = load(frame + FRAME.requests) + handle * number

@@ -42,6 +42,7 @@ from ...runtime.transport import CollectiveExecutable
 from ...schedules.streams.instructions import READ_DIRECTLY, Opcode
 from ..plans.control_block import Communicator
 from ..plans.message_table import MessageTable
+from ..plans.planned_collective import PlannedCollective
 from .arena import block_size
 from .communicators import Communicators
 from .diagnosis import Diagnosis, require_turn, wrong_argument, wrong_count
@@ -341,10 +342,13 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
                     raise self._diagnosis().timed_out(waited)
                 if status == WAITING and self.registry.across_hosts:
                     if suspicion is None:
-                        suspicion = Suspicion(self.registry, communicator, self._note_wait(communicator, waits))
+                        collective = self.plan.collectives[self.plan.collective(self._words[WORD.pc])]
+                        wait = self._note_wait(communicator, collective, waits)
+                        suspicion = Suspicion(self.registry, communicator, wait, collective.span)
                     if report := suspicion.ask(waited):
-                        if not waits and suspicion.is_in_other_call(report):
-                            raise self._diagnosis().mismatch({int(self._words[WORD.peer]): report})
+                        told = {int(self._words[WORD.peer]): report}
+                        if not waits and (suspicion.is_in_other_call(report) or self._diagnosis().decided_differently(told)):
+                            raise self._diagnosis().mismatch(told)
                         if cycle := suspicion.cycle(report):
                             raise self._diagnosis().deadlock(cycle)
                 if waits:
@@ -358,10 +362,9 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
             self.registry.waiting_for.pop(communicator.number, None)
         self.registry.waits.end_wait()
 
-    def _note_wait(self, communicator: Communicator, is_for_counter: bool) -> Wait:
+    def _note_wait(self, communicator: Communicator, collective: PlannedCollective, is_for_counter: bool) -> Wait:
         """Note for which rank this thread waits, and which others must come to the call before it can leave."""
         peer, needs = int(self._words[WORD.peer]), dict[int, int]()
-        collective = self.plan.collectives[self.plan.collective(self._words[WORD.pc])]
         call, hash = self.registry.own_call(communicator)
         known = hash and hash ^ int(self.registry.histories[communicator.number]) == collective.hash
         if known and len(communicator.members) <= _TOLD:

@@ -82,10 +82,11 @@ def read_log(heap: Heap, record: int) -> dict[int, Decided]:
     start = int(heap.view(record + RECORD.decisions, (), np.int64))
     if not start:
         return {}
-    end = Events.of(int(heap.view(record + RECORD.events, (), np.int64))).decisions
+    count = lambda: Events.of(int(heap.view(record + RECORD.events, (), np.int64))).decisions
+    end = count()
     entries = heap.view(start, (LOGGED, 2), np.int64).tolist()
     found = {}
-    for number in range(max(0, end - LOGGED), end):
+    for number in range(max(0, end - LOGGED, count() - LOGGED + 1), end):  # what was overwritten meanwhile is left out
         place, value = entries[number % LOGGED]
         text = heap.view(place, (_TEXT_BYTES,), np.uint8).tobytes().partition(b"\0")[0].decode(errors="replace")
         kind, _, where = text.partition("\x1f")

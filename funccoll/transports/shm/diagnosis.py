@@ -103,6 +103,14 @@ class Diagnosis:
             decided = self._other_decision(counts, only_certain=True)
         return f"Rank {own} was in {self.name}{waiting}{f': {decided}' if decided else ''}.\n{self.table}"
 
+    def decided_differently(self, told: Mapping[int, dict[str, Any]]) -> bool:
+        """True where the peer, whose report is `told`, has decided otherwise than this rank for sure, be it ahead or behind."""
+        self.others, own = dict(told), self.registry.world.rank
+        counts = {rank: self._events(rank).decisions for rank in sorted((self.peer, own))}
+        (number, _), (call, _) = told[self.peer]["call"], self.registry.own_call(self.communicator)
+        is_behind = number > call and counts[self.peer] < counts[own]  # and has decided less often until a later call
+        return bool(self._other_decision(counts, only_certain=not is_behind))
+
     def mismatch(self, told: Mapping[int, dict[str, Any]] = MappingProxyType({})) -> ProgramMismatch:
         """The error of a peer that has entered something else, or has not had the same exceptions.
 
@@ -205,8 +213,8 @@ class Diagnosis:
     def _other_decision(self, counts: Mapping[int, int], only_certain: bool = False) -> str:
         """The decision in which two ranks differ, in words; they had decided `counts` times. Empty where nothing tells of one.
 
-        A rank that has decided less often may still come to that. `only_certain`: where it is this one, in a loop that the
-        other has left.
+        A rank that has decided less often may still come to that. `only_certain`: where it is this one, in an iteration of its
+        loop that the other did not have.
         """
         read = {rank: self._reported(rank, "decisions", lambda r=rank: self.registry.decisions(r, self.communicator).items())
                 for rank in counts}  # fmt: skip
@@ -224,7 +232,7 @@ class Diagnosis:
             return ""
         behind, found = (other if ahead == one else one), logs[ahead][least]
         iteration = _iteration(found) if behind == self.registry.world.rank else 0
-        if only_certain and not iteration:
+        if only_certain and iteration <= found.value:
             return ""
         did = f"is in iteration {iteration} of it" if iteration else "is still in it, or took another way"
         return f"{_decision_text(found, ahead)}, and rank {behind} {did}"

@@ -14,6 +14,8 @@ _FIRST, _LONGEST = 0.5, 2.0
 """Seconds of a wait until the first question, and the most until another one; in between they double."""
 _RANKS = 50
 """Ranks of a job of which one may ask each second: in large ones rank 0 passes all questions on."""
+_ARRIVES, _ANSWERS = 10.0, 4
+"""Seconds in which what a rank has sent arrives while both ranks do nothing but wait, and the fewest answers in them."""
 
 
 class Suspicion:
@@ -22,14 +24,17 @@ class Suspicion:
     An answer counts however late it comes, as on a busy machine: the number of a call and what it is do not change.
     """
 
-    def __init__(self, registry: Communicators, communicator: Communicator, wait: Wait):
-        self._registry, self._communicator, self._wait = registry, communicator, wait
-        self._next, self._pause = _FIRST, _FIRST
+    def __init__(self, registry: Communicators, communicator: Communicator, wait: Wait, span: int):
+        """`span` is the advance of each rank's counter in the call."""
+        self._registry, self._communicator, self._wait, self._span = registry, communicator, wait, span
+        self._next, self._pause, self._waited = _FIRST, _FIRST, 0.0
+        self._overtaken: list[float] = []  # times of the last answers, if it waits in a later call
         self._question = registry.world.watch.open_question([wait.rank], registry.question_about(communicator))
         self._seen: dict[str, Any] = {}
 
     def ask(self, waited: float) -> dict[str, Any]:
         """The peer's report, once for each answer; else {}. `waited` are the seconds since the wait began."""
+        self._waited = waited
         if waited > self._next:
             self._question.send()
             self._pause = min(2 * self._pause, max(_LONGEST, self._registry.world.world / _RANKS))
@@ -41,11 +46,22 @@ class Suspicion:
         return report
 
     def is_in_other_call(self, report: dict[str, Any]) -> bool:
-        """True where the peer has entered another call in the place of this rank's."""
+        """True where the peer has entered another call in the place of this rank's, or has left one there that was shorter."""
         call, hash = self._registry.own_call(self._communicator)
-        return report["call"][0] == call and report["call"][1] not in (0, hash)
+        theirs, its_hash = report["call"]
+        return its_hash not in (0, hash) if theirs == call else call < theirs < call + self._span
 
     def cycle(self, report: dict[str, Any]) -> list[int]:
         """A cycle of ranks that wait for each other, for one of which this one waits; else []."""
-        first = {self._wait.rank: Progress.of(report["progress"])} if self._wait.rank in self._wait.needs else {}
-        return find_cycle(self._registry.world.rank, self._wait, first, self._registry.look)
+        if self._wait.rank not in self._wait.needs:
+            return []
+        progress = Progress.of(report["progress"])
+        call, _ = self._registry.own_call(self._communicator)
+        if progress.counter < call + self._span or progress.wait is None:
+            self._overtaken.clear()
+        else:
+            self._overtaken.append(self._waited)
+            if len(self._overtaken) >= _ANSWERS and self._waited - self._overtaken[0] > _ARRIVES:
+                # What it has sent would be here: it was for another call, in the place of which it has not come to this one.
+                progress = Progress(0, progress.wait)
+        return find_cycle(self._registry.world.rank, self._wait, {self._wait.rank: progress}, self._registry.look)

@@ -116,6 +116,24 @@ def test_ranks_of_different_hosts_that_wait_for_each_other_are_told(vendor, how,
         assert re.fullmatch(error if others else "no error", text), told
 
 
+OVERTAKES = {
+    "shorter": "ranks 0 and 1 entered different collectives at the same time: they differ in .* some calls before",
+    "equal": "ranks wait for each other: rank 1 for rank 0 for rank 1",
+    "loop": r"ranks 0 and 1 decided differently .* ended after 3 iterations on rank 0, and rank 1 is in iteration 4 of it",
+}
+
+
+@pytest.mark.parametrize(("vendor", "how"), [
+    (VENDORS[0].values[0], "shorter"),
+    *(pytest.param(vendor.values[0], how, marks=[*vendor.marks, pytest.mark.slow]) for vendor in VENDORS for how in OVERTAKES),
+])  # fmt: skip
+def test_a_rank_that_leaves_out_a_call_is_told_although_the_root_has_gone_on(vendor, how):
+    """The next collective of that kind is not taken for the one left out, and no rank waits for the timeout."""
+    told = dict(re.findall(r"rank (\d): (.*)", on_one_host(vendor, 2, f"overtakes({how!r})")))
+    for text in (told["0"], told["1"]):
+        assert re.match(rf"(PeerFailure: rank \d raised \S+)?ProgramMismatch: {OVERTAKES[how]}", text), told
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("vendor", VENDORS)
 def test_the_floating_point_environment_of_a_rank_changes_no_bits(vendor):

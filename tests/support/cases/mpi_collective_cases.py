@@ -208,6 +208,39 @@ def crosses(how: str, algorithm: str | None = None) -> None:
         say("no error")
 
 
+def overtakes(how: str) -> None:
+    """Let the root of broadcasts, which waits for no rank, go on where the last rank leaves one out; print this rank's error.
+
+    That one has a longer call in its place ("shorter"), or an equal one ("equal"), or it has one more, in a loop, and the root
+    waits for its failure ("loop").
+    """
+    world: Any = fc.init()
+    mesh = fc.make_mesh({"d": world.world})
+    last = world.rank == world.world - 1
+    sent, total = (lambda x, op=op: fc.pvary(op(x, "d"), "d") for op in (fc.broadcast, fc.all_reduce))
+    loop = lambda x, n: fc.fori_loop(0, n, lambda i, v: sent(v), x)
+    broadcast, all_reduce = (fc.jit(fn, mesh=mesh, in_specs=P("d"), out_specs=P("d")) for fn in (sent, total))
+    repeat = fc.jit(loop, mesh=mesh, in_specs=(P("d"), P()), out_specs=P("d"))
+    x = lambda size=1: fc.from_local(np.ones(size), mesh, P("d"))
+    all_reduce(x())
+    try:
+        if how == "loop":
+            repeat(x(), np.int32(3 + last))
+            for _ in range(4):
+                repeat(x(), np.int32(3))
+            while not last and world.watch.failure() is None:
+                time.sleep(0.01)
+        elif not last:
+            broadcast(x())
+        if how == "equal":
+            broadcast(x(2))
+        all_reduce(x())
+    except fc.errors.FunccollError as error:
+        say(f"{type(error).__name__}: {error}".replace("\n", " | "))
+    else:
+        say("no error")
+
+
 def environments() -> None:
     """Compare the bits of collectives and compute in other floating-point environments of the last rank with those before."""
     from tests.support.cases.float_environment_cases import ROUNDINGS, environment
