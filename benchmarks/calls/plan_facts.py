@@ -10,15 +10,15 @@ from funccoll.schedules.streams.instructions import Instruction, Opcode, disasse
 
 LINE = 64
 """Bytes of a cache line."""
-LINE_HEAD_BYTES = CELL_HEAD_BYTES = 32
+LINE_HEAD_BYTES = MAILBOX_HEAD_BYTES = 32
 """As in `funccoll.kernels.frame`, where other checkouts have other names."""
 
 
 def plan_facts(groups: Sequence[Any]) -> dict[str, Any]:
     """Facts about the plans of a step's collective groups, on this rank.
 
-    Each time that a rank enters it publishes a control line with addresses, or a cell with the arrays themselves. Instructions
-    that a call leaves out as a rule are not counted.
+    Each time that a rank enters it publishes a control line with addresses, or a mailbox with the arrays themselves.
+    Instructions that a call leaves out as a rule are not counted.
     """
     plans = [list(_usual(group.plan.code.tolist())) for group in groups]
     instructions = [i for plan in plans for i in plan]
@@ -33,7 +33,7 @@ def plan_facts(groups: Sequence[Any]) -> dict[str, Any]:
 
 
 def _usual(code: Sequence[int]) -> Iterator[Instruction]:
-    """The instructions of a call that is not the first, and whose cell is known to be free."""
+    """The instructions of a call that is not the first, and whose mailbox is known to be free."""
     end = 0
     for i in disassemble(code):
         if i.pc >= end:
@@ -43,12 +43,12 @@ def _usual(code: Sequence[int]) -> Iterator[Instruction]:
 
 def _published(instructions: Sequence[Instruction]) -> Iterator[int]:
     """The bytes that a rank publishes for its peers, by entry."""
-    cell = 0
+    mailbox = 0
     for i in instructions:
         if i.opcode.name == "PUBLISH":
             copies = [c for c in instructions if c.opcode == Opcode.COPY]
             held = [(p, c.operands["nbytes"]) for c in copies for p in c.memory["destinations"] if p.slot == i.operands["slot"]]
-            cell = max((place.offset + nbytes for place, nbytes in held), default=CELL_HEAD_BYTES)
+            mailbox = max((place.offset + nbytes for place, nbytes in held), default=MAILBOX_HEAD_BYTES)
         elif i.opcode == Opcode.ENTER:
-            yield cell or LINE_HEAD_BYTES + 8 * i.operands["narrays"] * i.operands["width"]
-            cell = 0
+            yield mailbox or LINE_HEAD_BYTES + 8 * i.operands["narrays"] * i.operands["width"]
+            mailbox = 0

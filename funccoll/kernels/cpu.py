@@ -62,7 +62,7 @@ def _interpreter(records: bool) -> _MethodDef:
 
         names = {operation: getattr(intrinsics, operation) for operation in (*_OPERATIONS, *(_CLOCKS if records else ()))}
         names |= {operation: getattr(direct_reads, operation) for operation in direct_reads.__all__}
-        parts = {"HAS_MESSAGES": True, "HAS_DIRECT_READS": True, "HAS_CELLS": True, "HAS_SHARED_BUFFERS": True}
+        parts = {"HAS_MESSAGES": True, "HAS_DIRECT_READS": True, "HAS_MAILBOXES": True, "HAS_SHARED_BUFFERS": True}
         made = variant(stream_interpreter.interpret, name, RECORDS=records, **parts, **names)
         return made, types.int64(types.int64)
 

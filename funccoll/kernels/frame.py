@@ -12,10 +12,10 @@ from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
 __all__ = [
-    "ACCUMULATOR_BYTES", "BLOCK_BYTES", "BUDGET_SPENT", "CELL", "FAILED", "FINISHED", "FRAME", "LIBRARY", "LIBRARY_WORD",
-    "LINE", "LINE_BYTES", "MESSAGE", "MESSAGE_FAULT", "MISMATCH", "NEEDS_FALLBACK", "OWNER_BITS", "PEER", "PIECES_BYTES",
-    "READ_FAULT", "RECORD", "ROW", "ROWS_FULL", "SHARED_WORK", "WAITING", "WORD",
-    "CellHead", "FrameRecord", "LibraryRecord", "LineHead", "MessageRow", "PeerRow", "RecordHead", "RecordedRow",
+    "ACCUMULATOR_BYTES", "BLOCK_BYTES", "BUDGET_SPENT", "FAILED", "FINISHED", "FRAME", "LIBRARY", "LIBRARY_WORD", "LINE",
+    "LINE_BYTES", "MAILBOX", "MESSAGE", "MESSAGE_FAULT", "MISMATCH", "NEEDS_FALLBACK", "OWNER_BITS", "PEER", "PIECES_BYTES",
+    "READ_FAULT", "RECORD", "ROW", "ROWS_FULL", "SHARED_WORK", "WAITING", "WORD", "FrameRecord", "LibraryRecord", "LineHead",
+    "MailboxHead", "MessageRow", "PeerRow", "RecordHead", "RecordedRow",
 ]  # fmt: skip
 
 _Record = TypeVar("_Record")
@@ -107,7 +107,7 @@ class FrameRecord:
     read_cookie: int = word("Room for the cookie that it reads.")
     read_byte: int = word("Room for the byte that it reads to try whether it can.")
 
-    floors: int = word("The address of a table with, by communicator, a count that the counters of all its ranks have reached.")
+    low_water_marks: int = word("The address of a table: by communicator, a count that all its ranks' counters have reached.")
     reading: int = word("The address of the heap's read-only mapping, in which arguments may be.")
     task: int = word("Of a GPU's block: the address of the instruction that its threads execute together.")
     code_words: int = word("The words of its code.")
@@ -203,8 +203,8 @@ class LineHead:
     )  # fmt: skip
 
 
-class CellHead:
-    """The beginning of a cell."""
+class MailboxHead:
+    """The beginning of a mailbox."""
 
     number: int = word("The number of the eager collective that published it, and minus that while it does.")
     history: int = word("The rank's history, that collective included.")
@@ -225,4 +225,4 @@ class RecordHead:
 
 LIBRARY, LIBRARY_WORD = layout(LibraryRecord), layout(LibraryRecord, unit=1)
 PEER, MESSAGE, ROW = layout(PeerRow), layout(MessageRow), layout(RecordedRow)
-LINE, CELL, RECORD = layout(LineHead), layout(CellHead), layout(RecordHead)
+LINE, MAILBOX, RECORD = layout(LineHead), layout(MailboxHead), layout(RecordHead)

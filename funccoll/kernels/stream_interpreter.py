@@ -12,8 +12,8 @@ for those of private arguments that peers read directly: these have the owner's 
 of a COPY or COMBINE has one, the system reads it (`direct_reads`). A peer reads only while the rank is in the call: the rank
 leaves after all that touch its buffers.
 
-An eager collective (`transports.plans.eager`) needs none of this: peers read a rank's arrays in its cell, which is the rank's
-again some calls later.
+An eager collective (`transports.plans.eager`) needs none of this: peers read a rank's arrays in its mailbox, which is the
+rank's again some calls later.
 """
 # ruff: noqa: F821  (the template's free names are set by `variant`)
 # pyright: reportUndefinedVariable=false, reportPossiblyUnboundVariable=false
@@ -26,21 +26,21 @@ from ..schedules.streams.instructions import (
     LEFT_TO_STAGE,
     MEMORY_OPERAND,
     MEMORY_OPERAND_BYTES,
-    NO_CELL,
     NO_COPY,
+    NO_MAILBOX,
     READ_DIRECTLY,
     UNALLOCATED,
     Opcode,
 )
 from .frame import (
     BUDGET_SPENT,
-    CELL,
     FAILED,
     FINISHED,
     FRAME,
     LIBRARY,
     LINE,
     LINE_BYTES,
+    MAILBOX,
     MESSAGE,
     MESSAGE_FAULT,
     MISMATCH,
@@ -64,10 +64,11 @@ ADVANCE, BIND_ARG, CHECK, COMBINE, COMPLETE, COPY, ENTER, POST, READ_PEER, SIGNA
         Opcode.READ_PEER, Opcode.SIGNAL, Opcode.STAGE, Opcode.WAIT,
     )
 )  # fmt: skip
-FIND_CELL, ONCE, PUBLISH, RAISE_FLOOR, RESERVE, SKIP_SHARED, VERIFY = (
+FIND_MAILBOX, ONCE, PUBLISH, RAISE_LOW_WATER_MARK, RESERVE, SKIP_SHARED, VERIFY = (
     opcode.byte_offsets()
     for opcode in (
-        Opcode.FIND_CELL, Opcode.ONCE, Opcode.PUBLISH, Opcode.RAISE_FLOOR, Opcode.RESERVE, Opcode.SKIP_SHARED, Opcode.VERIFY,
+        Opcode.FIND_MAILBOX, Opcode.ONCE, Opcode.PUBLISH, Opcode.RAISE_LOW_WATER_MARK, Opcode.RESERVE, Opcode.SKIP_SHARED,
+        Opcode.VERIFY,
     )
 )  # fmt: skip
 
@@ -77,7 +78,7 @@ HAS_MESSAGES = False
 """A variant binds it to True where plans have messages to other hosts."""
 HAS_DIRECT_READS = False
 """A variant binds it to True where processes can read each other's private memory."""
-HAS_CELLS = False
+HAS_MAILBOXES = False
 """A variant binds it to True where plans have eager collectives."""
 HAS_SHARED_BUFFERS = False
 """A variant binds it to True where processes share buffers: read each other's arrays in place, and keep them."""
@@ -135,8 +136,8 @@ def interpret(frame: Any) -> int:
                 store(row, place)
         if opcode == WAIT.opcode:
             counter = awaited = heap + load(pc + WAIT.counter)
-            if HAS_CELLS and load(pc + WAIT.cell) != NO_CELL:
-                awaited = load(addresses + 8 * load(pc + WAIT.cell))
+            if HAS_MAILBOXES and load(pc + WAIT.mailbox) != NO_MAILBOX:
+                awaited = load(addresses + 8 * load(pc + WAIT.mailbox))
             goal = load(bases + 8 * load(pc + WAIT.communicator)) + load(pc + WAIT.value)
             tries, yields, began, since = 0, 0, 0, 0
             if RECORDS:
@@ -155,8 +156,8 @@ def interpret(frame: Any) -> int:
                         yields = load(frame + FRAME.yields)
                 if load_acquire(load(frame + FRAME.failure)) != 0:
                     status = FAILED
-                elif HAS_CELLS and awaited != counter and load_acquire(counter) >= goal and load_acquire(awaited) < goal:
-                    status = MISMATCH  # it has entered something else: it publishes its cell before it moves its counter
+                elif HAS_MAILBOXES and awaited != counter and load_acquire(counter) >= goal and load_acquire(awaited) < goal:
+                    status = MISMATCH  # it has entered something else: it publishes its mailbox before it moves its counter
                 elif tries <= spins + yields:
                     yield_core()
                     before, since = since, monotonic_ns(frame + FRAME.clock)
@@ -180,9 +181,9 @@ def interpret(frame: Any) -> int:
             if RECORDS:
                 if began != 0:
                     had_cpu, at = thread_ns(frame + FRAME.clock), monotonic_ns(frame + FRAME.clock)
-            if HAS_CELLS and awaited != counter:
+            if HAS_MAILBOXES and awaited != counter:
                 history = load(histories + 8 * load(pc + WAIT.communicator))
-                if load(awaited + CELL.number) != goal or load(awaited + CELL.history) != history:
+                if load(awaited + MAILBOX.number) != goal or load(awaited + MAILBOX.history) != history:
                     store(frame + FRAME.pc, (pc - code) // 8)
                     store(frame + FRAME.peer, load(pc + WAIT.rank))
                     return MISMATCH
@@ -343,49 +344,51 @@ def interpret(frame: Any) -> int:
                 data = to
             store(addresses + 8 * load(pc + STAGE.slot), data)
             pc += STAGE.size
-        elif HAS_CELLS and opcode == FIND_CELL.opcode:
+        elif HAS_MAILBOXES and opcode == FIND_MAILBOX.opcode:
             # Two ranks are in one call with the same base, and those of two eager collectives differ by 2 or more.
-            number = (load(bases + 8 * load(pc + FIND_CELL.communicator)) + load(pc + FIND_CELL.value)) // 2
-            cell = load(pc + FIND_CELL.ring) + load(pc + FIND_CELL.cell_bytes) * (number & (load(pc + FIND_CELL.cells) - 1))
-            store(addresses + 8 * load(pc + FIND_CELL.slot), heap + cell)
-            pc += FIND_CELL.size
-        elif HAS_CELLS and opcode == RESERVE.opcode:
+            number = (load(bases + 8 * load(pc + FIND_MAILBOX.communicator)) + load(pc + FIND_MAILBOX.value)) // 2
+            mailbox = load(pc + FIND_MAILBOX.ring) + load(pc + FIND_MAILBOX.mailbox_bytes) * (
+                number & (load(pc + FIND_MAILBOX.mailboxes) - 1)
+            )
+            store(addresses + 8 * load(pc + FIND_MAILBOX.slot), heap + mailbox)
+            pc += FIND_MAILBOX.size
+        elif HAS_MAILBOXES and opcode == RESERVE.opcode:
             goal = load(bases + 8 * load(pc + RESERVE.communicator)) + load(pc + RESERVE.value)
-            if load(load(frame + FRAME.floors) + 8 * load(pc + RESERVE.communicator)) >= goal:
+            if load(load(frame + FRAME.low_water_marks) + 8 * load(pc + RESERVE.communicator)) >= goal:
                 pc += 8 * load(pc + RESERVE.words)
             else:
                 pc += RESERVE.size
-        elif HAS_CELLS and opcode == VERIFY.opcode:
-            # A peer that is ahead has published its cell for this call, or is about to: it compares with this rank's instead.
-            cell, own = load(addresses + 8 * load(pc + VERIFY.cell)), load(addresses + 8 * load(pc + VERIFY.own))
-            number = load_acquire(cell + CELL.number)
-            history = load_acquire(cell + CELL.history)
+        elif HAS_MAILBOXES and opcode == VERIFY.opcode:
+            # A peer that is ahead has published its mailbox for this call, or is about to: it compares with this rank's.
+            mailbox, own = load(addresses + 8 * load(pc + VERIFY.mailbox)), load(addresses + 8 * load(pc + VERIFY.own))
+            number = load_acquire(mailbox + MAILBOX.number)
+            history = load_acquire(mailbox + MAILBOX.history)
             ahead = load(bases + 8 * load(pc + VERIFY.communicator)) + load(pc + VERIFY.value)
-            differs = number != load(own + CELL.number) or history != load(own + CELL.history)
-            if differs and number != ahead and number != -ahead and load_acquire(cell + CELL.number) == number:
+            differs = number != load(own + MAILBOX.number) or history != load(own + MAILBOX.history)
+            if differs and number != ahead and number != -ahead and load_acquire(mailbox + MAILBOX.number) == number:
                 store(frame + FRAME.pc, (pc - code) // 8)
                 store(frame + FRAME.peer, load(pc + VERIFY.rank))
                 return MISMATCH
             pc += VERIFY.size
-        elif HAS_CELLS and opcode == RAISE_FLOOR.opcode:
-            line = heap + load(pc + RAISE_FLOOR.line)
+        elif HAS_MAILBOXES and opcode == RAISE_LOW_WATER_MARK.opcode:
+            line = heap + load(pc + RAISE_LOW_WATER_MARK.line)
             least = load_acquire(line)
-            for i in range(1, load(pc + RAISE_FLOOR.ranks)):
+            for i in range(1, load(pc + RAISE_LOW_WATER_MARK.ranks)):
                 least = min(least, load_acquire(line + LINE_BYTES * i))
-            store(load(frame + FRAME.floors) + 8 * load(pc + RAISE_FLOOR.communicator), least)
-            pc += RAISE_FLOOR.size
-        elif HAS_CELLS and opcode == PUBLISH.opcode:
-            cell, place = load(addresses + 8 * load(pc + PUBLISH.slot)), histories + 8 * load(pc + PUBLISH.communicator)
+            store(load(frame + FRAME.low_water_marks) + 8 * load(pc + RAISE_LOW_WATER_MARK.communicator), least)
+            pc += RAISE_LOW_WATER_MARK.size
+        elif HAS_MAILBOXES and opcode == PUBLISH.opcode:
+            mailbox, place = load(addresses + 8 * load(pc + PUBLISH.slot)), histories + 8 * load(pc + PUBLISH.communicator)
             history = ((load(place) ^ load(pc + PUBLISH.hash)) * _MIX) & _HISTORY
             store(place, history)
             number = load(bases + 8 * load(pc + PUBLISH.communicator)) + load(pc + PUBLISH.value)
-            store(cell + CELL.number, -number)
-            store_release(cell + CELL.history, history)
-            store(cell + CELL.text, load(pc + PUBLISH.text))
-            store(cell + CELL.events, load(heap + load(pc + PUBLISH.record) + RECORD.events))
-            store_release(cell + CELL.number, number)
+            store(mailbox + MAILBOX.number, -number)
+            store_release(mailbox + MAILBOX.history, history)
+            store(mailbox + MAILBOX.text, load(pc + PUBLISH.text))
+            store(mailbox + MAILBOX.events, load(heap + load(pc + PUBLISH.record) + RECORD.events))
+            store_release(mailbox + MAILBOX.number, number)
             pc += PUBLISH.size
-        elif HAS_CELLS and opcode == ONCE.opcode:
+        elif HAS_MAILBOXES and opcode == ONCE.opcode:
             if load(pc + ONCE.done) != 0:
                 pc += 8 * load(pc + ONCE.words)
             else:

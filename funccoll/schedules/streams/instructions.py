@@ -18,7 +18,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 __all__ = [
-    "LEFT_TO_STAGE", "MEMORY_OPERAND", "MEMORY_OPERAND_BYTES", "NO_CELL", "NO_COPY", "READ_DIRECTLY", "UNALLOCATED",
+    "LEFT_TO_STAGE", "MEMORY_OPERAND", "MEMORY_OPERAND_BYTES", "NO_COPY", "NO_MAILBOX", "READ_DIRECTLY", "UNALLOCATED",
     "Instruction", "MemoryOperand", "Opcode", "decode", "disassemble",
 ]  # fmt: skip
 
@@ -30,8 +30,8 @@ READ_DIRECTLY = -3
 """`staging` of a BIND_ARG whose private argument is not copied: peers read it where it is."""
 NO_COPY = -1
 """`copy` of a STAGE that only stores an address."""
-NO_CELL = -1
-"""`cell` of a WAIT for a counter."""
+NO_MAILBOX = -1
+"""`mailbox` of a WAIT for a counter."""
 
 _WORD = 8
 
@@ -76,10 +76,10 @@ class Opcode(IntEnum):
     An argument must be an array of `count` elements and with the dtype object at the address `dtype`."""
     ENTER = 2, "line record communicator value hash text table narrays width slot stride"
     """Publish this rank's entry: call number, hash, where its description is, and the addresses of its buffers, in `table`."""
-    WAIT = 3, "counter communicator value rank cell"
-    """Wait until the counter of `rank` has reached the value, or until the cell in the slot `cell`, of the same rank, has it.
+    WAIT = 3, "counter communicator value rank mailbox"
+    """Wait until the counter of `rank` has reached the value, or until its mailbox, in the slot `mailbox`, has it.
 
-    The cell must be of this call: its history is compared."""
+    The mailbox must be of this call: its history is compared."""
     READ_PEER = 4, "line communicator value hash rank narrays width slot stride"
     """Read a peer's addresses. It must be in this call: number and hash are compared."""
     CHECK = 5, "line communicator value hash rank"
@@ -112,16 +112,16 @@ class Opcode(IntEnum):
     """The arrival of a message from another host."""
     COMPLETE = 15, "message count"
     """Wait until these messages have been sent or received."""
-    FIND_CELL = 16, "communicator value slot ring cells cell_bytes"
-    """Store the address of the cell that this call has in the ring of a rank."""
+    FIND_MAILBOX = 16, "communicator value slot ring mailboxes mailbox_bytes"
+    """Store the address of the mailbox that this call has in the ring of a rank."""
     RESERVE = 17, "communicator value words"
-    """Go on `words` further where all ranks are known to have reached the value: they have read what this call's cell held."""
-    VERIFY = 18, "communicator value cell own rank"
-    """Compare what the cell of `rank` still holds with this rank's `own`: the history of both up to then."""
-    RAISE_FLOOR = 19, "communicator line ranks"
+    """Go on `words` further where all ranks are known to have reached the value: they have read what this mailbox held."""
+    VERIFY = 18, "communicator value mailbox own rank"
+    """Compare what the mailbox of `rank` still holds with this rank's `own`: the history of both up to then."""
+    RAISE_LOW_WATER_MARK = 19, "communicator line ranks"
     """Take note of the least counter of all ranks, whose lines begin at `line`, for RESERVE."""
     PUBLISH = 20, "communicator value hash text slot record"
-    """Publish this rank's cell, and with it the arrays that it holds. The history goes on."""
+    """Publish this rank's mailbox, and with it the arrays that it holds. The history goes on."""
     ONCE = 21, "done words"
     """Go on `words` further, but for the first time."""
     SKIP_SHARED = 22, "slot words"
@@ -187,7 +187,7 @@ class Instruction(NamedTuple):
         words = [f"{name}={value}" for name, value in self.operands.items()]
         for name, places in self.memory.items():
             words.append(f"{name}=[{', '.join(f'({p.slot} + {p.offset}, {p.stride})' for p in places)}]")
-        return f"{self.pc:6}  {self.opcode.name:9} {' '.join(words)}".rstrip()
+        return f"{self.pc:6}  {self.opcode.name:12} {' '.join(words)}".rstrip()
 
 
 def decode(code: Sequence[int], pc: int) -> Instruction:

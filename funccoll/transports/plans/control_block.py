@@ -6,39 +6,39 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...core.machine_profile import DirectReads
-from ...kernels.frame import CELL, LINE, LINE_BYTES
+from ...kernels.frame import LINE, LINE_BYTES, MAILBOX
 
-__all__ = ["CELLS", "CELLS_ON_SHARED_CORES", "CellRing", "Cells", "Communicator", "ControlBlock"]
+__all__ = ["MAILBOXES", "MAILBOXES_ON_SHARED_CORES", "Communicator", "ControlBlock", "MailboxRing", "Mailboxes"]
 
 
-Cells = tuple[tuple[int, int], ...]
-CELLS: Cells = (64, LINE_BYTES), (32, 1024 + LINE_BYTES)
-"""By ring, how many cells each rank has, a power of 2, and bytes of a cell. A rank can be that many calls ahead of its peers
-where it waits for none of them: in rows of calls with one root. It is few calls ahead in all other programs.
+Mailboxes = tuple[tuple[int, int], ...]
+MAILBOXES: Mailboxes = (64, LINE_BYTES), (32, 1024 + LINE_BYTES)
+"""By ring, how many mailboxes each rank has, a power of 2, and bytes of a mailbox. A rank can be that many calls ahead of its
+peers where it waits for none of them: in rows of calls with one root. It is few calls ahead in all other programs.
 
 Measured with 2 ranks that have cores of their own, eager collectives take 0.55 to 0.95 times as long with up to 1 KiB. With
 4 KiB they take as long where arrays are new in each call, and up to twice as long where they are not: then peers have the
 lines of an array that is read in place in their own caches."""
-CELLS_ON_SHARED_CORES: Cells = (256, LINE_BYTES), (128, 1024 + LINE_BYTES), (32, 4096 + LINE_BYTES)
+MAILBOXES_ON_SHARED_CORES: Mailboxes = (256, LINE_BYTES), (128, 1024 + LINE_BYTES), (32, 4096 + LINE_BYTES)
 """The same where ranks share cores: with the largest ones a root that need not wait saves half of the time. A root that has
-used all cells waits for a time slice of others: with more than 100 of them in less than one call in a hundred."""
+used all mailboxes waits for a time slice of others: with more than 100 of them in less than one call in a hundred."""
 
 
-class CellRing(NamedTuple):
-    """The cells of one size: those of rank 0, then those of rank 1, and so on; `start` is the offset of the first."""
+class MailboxRing(NamedTuple):
+    """The mailboxes of one size: those of rank 0, then those of rank 1, and so on; `start` is the offset of the first."""
 
     start: int
-    cells: int
-    cell_bytes: int
+    mailboxes: int
+    mailbox_bytes: int
 
     def of(self, rank: int) -> int:
-        """The offset of a rank's first cell."""
-        return self.start + rank * self.cells * self.cell_bytes
+        """The offset of a rank's first mailbox."""
+        return self.start + rank * self.mailboxes * self.mailbox_bytes
 
     @property
     def capacity(self) -> int:
-        """Bytes of arrays in a cell."""
-        return self.cell_bytes - CELL.size
+        """Bytes of arrays in a mailbox."""
+        return self.mailbox_bytes - MAILBOX.size
 
 
 @dataclass(frozen=True)
@@ -46,25 +46,25 @@ class ControlBlock:
     """The control lines of a communicator in the heap: for each rank one line per channel.
 
     A rank's first line begins with its counter, and goes on with what it publishes when it enters a call; the others hold the
-    other channels' counters. Behind them is a record for each rank, and behind those, in a job, its cells (`CellRing`).
+    other channels' counters. Behind them is a record for each rank, and behind those, in a job, its mailboxes (`MailboxRing`).
     """
 
     start: int
     nranks: int
     channels: int = 1
-    cells: Cells = ()
+    mailboxes: Mailboxes = ()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all lines, and of the cells."""
-        return self.nranks * ((self.channels + 1) * LINE_BYTES + sum(count * nbytes for count, nbytes in self.cells))
+        """Bytes of all lines, and of the mailboxes."""
+        return self.nranks * ((self.channels + 1) * LINE_BYTES + sum(count * nbytes for count, nbytes in self.mailboxes))
 
     @property
-    def rings(self) -> tuple[CellRing, ...]:
-        """The rings of cells, those with the smallest cells first."""
-        found, start = list[CellRing](), self.counter(self.nranks * (self.channels + 1))
-        for count, nbytes in self.cells:
-            found.append(CellRing(start, count, nbytes))
+    def rings(self) -> tuple[MailboxRing, ...]:
+        """The rings of mailboxes, those with the smallest mailboxes first."""
+        found, start = list[MailboxRing](), self.counter(self.nranks * (self.channels + 1))
+        for count, nbytes in self.mailboxes:
+            found.append(MailboxRing(start, count, nbytes))
             start += self.nranks * count * nbytes
         return tuple(found)
 

@@ -1,17 +1,17 @@
-"""Eager collectives: small arrays travel in cells of the control block, and no rank waits for those that read them.
+"""Eager collectives: small arrays travel in mailboxes of the control block, and no rank waits for those that read them.
 
-A rank copies its input into its cell of the call, publishes that, and combines what it reads in the cells of others. It leaves
-without waiting: the cell keeps the input until all ranks have reached a later call, in which the rank wants to use it again.
-So the root of a broadcast can be many calls ahead of the others, no argument has to be staged, and an array of few bytes
-crosses between cores in the one cache line that also tells of it. MPI libraries send small messages in this way (Buntinas,
-Mercier and Gropp, "Design and evaluation of Nemesis", 2006).
+A rank copies its input into its mailbox of the call, publishes that, and combines what it reads in the mailboxes of others. It
+leaves without waiting: the mailbox keeps the input until all ranks have reached a later call, in which the rank wants to use it
+again. So the root of a broadcast can be many calls ahead of the others, no argument has to be staged, and an array of few bytes
+crosses between cores in the one cache line that also tells of it. MPI libraries send small messages in this way (Nemesis'
+fastboxes: Buntinas, Mercier and Gropp, "Design and evaluation of Nemesis", 2006).
 
 A schedule qualifies when each rank does nothing but to write its own output from inputs (`Streams.reads_only_inputs`). Several
-collectives in a row that need nothing of each other, with other ops, dtypes or roots, are one entry and one cell.
+collectives in a row that need nothing of each other, with other ops, dtypes or roots, are one entry and one mailbox.
 
 A rank that has left cannot be told that a peer runs something else. So the first call of a plan waits until all ranks have
 entered it, which finds what is wrong in the program. And each rank publishes its history, a hash of all its eager collectives
-over the communicator: to read a cell is to compare, ordinary calls compare theirs, and a rank that wants to use a cell again
+over the communicator: to read a mailbox is to compare, ordinary calls compare theirs, and a rank that wants to use one again
 compares with what all others have had in it. So ranks that differ later are found some calls after that at the latest.
 """
 
@@ -20,11 +20,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ...kernels.frame import CELL
+from ...kernels.frame import MAILBOX
 from ...schedules.chunk_layout import ChunkLayout
 from ...schedules.schedule import Schedule
-from ...schedules.streams.instructions import NO_CELL, MemoryOperand, Opcode
-from .control_block import CELLS, CellRing, Communicator
+from ...schedules.streams.instructions import NO_MAILBOX, MemoryOperand, Opcode
+from .control_block import MAILBOXES, Communicator, MailboxRing
 from .plan_writer import SegmentWriter, Written
 from .planned_collective import EAGER_SPAN, PlannedCollective
 from .staging import shared_chunks
@@ -33,18 +33,18 @@ __all__ = ["ring_of", "write_eagerly"]
 
 def ring_of(
     schedules: Sequence[Schedule], layouts: Sequence[ChunkLayout], communicator: Communicator
-) -> CellRing | None:
-    """The cells for collectives of these arrays; None where they are not eager. All ranks find the same."""
+) -> MailboxRing | None:
+    """The mailboxes for collectives of these arrays; None where they are not eager. All ranks find the same."""
     if communicator.hosts or len(communicator.members) == 1 or any(schedule.kind == "barrier" for schedule in schedules):
         return None
     *_, nbytes = _offsets(layouts)
-    most = None if all(schedule.collective.meaning.rooted for schedule in schedules) else len(CELLS)
+    most = None if all(schedule.collective.meaning.rooted for schedule in schedules) else len(MAILBOXES)
     rings = [ring for ring in communicator.control.rings[:most] if nbytes <= ring.capacity]
     return rings[0] if rings and all(schedule.streams().verify().reads_only_inputs for schedule in schedules) else None
 
 
 def _offsets(layouts: Sequence[ChunkLayout]) -> list[int]:
-    """The first byte of each array among those in a cell, aligned for its dtype, and the byte behind the last."""
+    """The first byte of each array among those in a mailbox, aligned for its dtype, and the byte behind the last."""
     offsets, end = list[int](), 0
     for layout in layouts:
         offsets.append(-(-end // layout.itemsize) * layout.itemsize)
@@ -53,14 +53,14 @@ def _offsets(layouts: Sequence[ChunkLayout]) -> list[int]:
 
 
 def write_eagerly(
-    code: list[int], collectives: Sequence[PlannedCollective], ring: CellRing, hash: int, base: int
+    code: list[int], collectives: Sequence[PlannedCollective], ring: MailboxRing, hash: int, base: int
 ) -> tuple[Written, list[int]]:
     """Append the code of eager collectives that are entered together, as `hash`; see `write_collective`.
 
     Returns where the code of each begins, too.
     """
     offsets = _offsets([layout for collective in collectives for layout in collective.segments[0].values()])
-    entry, writers = _SharedCell(collectives[0], ring), list[_EagerWriter]()
+    entry, writers = _SharedMailbox(collectives[0], ring), list[_EagerWriter]()
     for collective in collectives:
         writers.append(_EagerWriter(code, [], collective, base, entry=entry, offsets=offsets))
         offsets = offsets[collective.arrays :]
@@ -79,17 +79,17 @@ def write_eagerly(
 
 
 @dataclass
-class _SharedCell:
-    """The cells of collectives that are entered together."""
+class _SharedMailbox:
+    """The mailboxes of collectives that are entered together."""
 
     first: PlannedCollective
-    """The first of them: its slots of scratch, which there is none, have the addresses of cells."""
-    ring: CellRing
+    """The first of them: its slots of scratch, which there is none, have the addresses of mailboxes."""
+    ring: MailboxRing
     read: set[int] = field(default_factory=set)
-    """The ranks whose cells have been waited for."""
+    """The ranks whose mailboxes have been waited for."""
 
-    def cell(self, rank: int) -> int:
-        """The slot of a rank's cell."""
+    def mailbox(self, rank: int) -> int:
+        """The slot of a rank's mailbox."""
         return self.first.scratch_slot(rank, 0)
 
 
@@ -97,28 +97,28 @@ class _SharedCell:
 class _EagerWriter(SegmentWriter):
     """Writes the code of an eager collective, and as the first of several that of their entry."""
 
-    entry: _SharedCell = field(kw_only=True)
+    entry: _SharedMailbox = field(kw_only=True)
     offsets: Sequence[int] = field(kw_only=True)
-    """The first byte in a cell of each array."""
+    """The first byte in a mailbox of each array."""
 
     def reserve(self) -> None:
-        """Find this rank's cell, and see to it that all ranks have left the call that used it last."""
-        ring, mine = self.entry.ring, self.entry.cell(self.rank)
-        self.find_cell(self.rank)
-        # That call began at least this many counts ago: see FIND_CELL.
-        left = 1 + EAGER_SPAN - EAGER_SPAN * ring.cells
+        """Find this rank's mailbox, and see to it that all ranks have left the call that used it last."""
+        ring, mine = self.entry.ring, self.entry.mailbox(self.rank)
+        self.find_mailbox(self.rank)
+        # That call began at least this many counts ago: see FIND_MAILBOX.
+        left = 1 + EAGER_SPAN - EAGER_SPAN * ring.mailboxes
         begin = len(self.code)
         self.emit_value(Opcode.RESERVE, left, words=0)
         for peer in self.peers:
             counter, member = self.control.counter(peer), self.members[peer]
-            self.find_cell(peer)
-            self.emit_value(Opcode.WAIT, left, counter=counter, rank=member, cell=NO_CELL)
-            self.emit_value(Opcode.VERIFY, 1, cell=self.entry.cell(peer), own=mine, rank=member)
-        self.emit(Opcode.RAISE_FLOOR, communicator=self.number, line=self.control.line(0), ranks=len(self.members))
+            self.find_mailbox(peer)
+            self.emit_value(Opcode.WAIT, left, counter=counter, rank=member, mailbox=NO_MAILBOX)
+            self.emit_value(Opcode.VERIFY, 1, mailbox=self.entry.mailbox(peer), own=mine, rank=member)
+        self.emit(Opcode.RAISE_LOW_WATER_MARK, communicator=self.number, line=self.control.line(0), ranks=len(self.members))
         Opcode.RESERVE.write(self.code, begin, "words", len(self.code) - begin)
 
     def fill(self) -> None:
-        """Copy what peers read into this rank's cell."""
+        """Copy what peers read into this rank's mailbox."""
         if shared_chunks(self.collective.streams, self.rank):
             for number, layout in self.layouts.items():
                 nbytes = layout.input.size * layout.itemsize
@@ -127,10 +127,10 @@ class _EagerWriter(SegmentWriter):
                     self.emit(Opcode.COPY, nbytes=nbytes, rows=1, source=source, destinations=[self.held(self.rank, number)])
 
     def publish(self, hash: int) -> None:
-        """Publish the cell, and then the entry, as ever."""
+        """Publish the mailbox, and then the entry, as ever."""
         self.text_words.append(len(self.code) + Opcode.PUBLISH.offset("text"))
         record = self.control.record(self.rank)
-        self.emit_value(Opcode.PUBLISH, 1, hash=hash, text=0, slot=self.entry.cell(self.rank), record=record)
+        self.emit_value(Opcode.PUBLISH, 1, hash=hash, text=0, slot=self.entry.mailbox(self.rank), record=record)
         self.enter(hash)
         self.signal(1)
 
@@ -167,24 +167,24 @@ class _EagerWriter(SegmentWriter):
         return {"narrays": 0, "width": c.slot_width, "slot": c.slot(rank), "stride": c.slot_stride}
 
     def read_peer(self, peer: int) -> None:
-        """Wait until a peer has published its cell."""
+        """Wait until a peer has published its mailbox."""
         if peer not in self.entry.read:
             self.entry.read.add(peer)
-            self.find_cell(peer)
+            self.find_mailbox(peer)
             counter = self.control.counter(peer)
-            self.emit_value(Opcode.WAIT, 1, counter=counter, rank=self.members[peer], cell=self.entry.cell(peer))
+            self.emit_value(Opcode.WAIT, 1, counter=counter, rank=self.members[peer], mailbox=self.entry.mailbox(peer))
 
     def place(self, number: int, slot: int, start: int, step: int) -> MemoryOperand:
-        """Rows of an array: in a peer's cell, or where this rank has its own."""
+        """Rows of an array: in a peer's mailbox, or where this rank has its own."""
         rank = self.collective.rank_of(slot)
         return MemoryOperand(slot, start, step) if rank in (None, self.rank) else self.held(rank, number, start, step)
 
-    def find_cell(self, rank: int) -> None:
-        """Store where a rank's cell of this call is."""
+    def find_mailbox(self, rank: int) -> None:
+        """Store where a rank's mailbox of this call is."""
         ring = self.entry.ring
-        place = {"ring": ring.of(rank), "cells": ring.cells, "cell_bytes": ring.cell_bytes}
-        self.emit_value(Opcode.FIND_CELL, 0, slot=self.entry.cell(rank), **place)
+        place = {"ring": ring.of(rank), "mailboxes": ring.mailboxes, "mailbox_bytes": ring.mailbox_bytes}
+        self.emit_value(Opcode.FIND_MAILBOX, 0, slot=self.entry.mailbox(rank), **place)
 
     def held(self, rank: int, number: int, start: int = 0, step: int = 0) -> MemoryOperand:
-        """Rows of an array in a rank's cell."""
-        return MemoryOperand(self.entry.cell(rank), CELL.size + self.offsets[number] + start, step)
+        """Rows of an array in a rank's mailbox."""
+        return MemoryOperand(self.entry.mailbox(rank), MAILBOX.size + self.offsets[number] + start, step)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ...schedules.chunk_layout import ChunkLayout, StridedRange
-from ...schedules.streams.instructions import NO_CELL, NO_COPY, MemoryOperand, Opcode
+from ...schedules.streams.instructions import NO_COPY, NO_MAILBOX, MemoryOperand, Opcode
 from .planned_collective import PlannedCollective
 from .staging import Part
 from .transit import Message, Transit, pieces
@@ -90,7 +90,7 @@ class SegmentWriter:
                 if awaited is not None and (i == end - 1 or (peer, int(s.wait_value[w])) not in awaited):
                     continue
                 counter, member = self.control.counter(peer), self.members[peer]
-                self.emit_value(Opcode.WAIT, int(s.wait_value[w]), counter=counter, rank=member, cell=NO_CELL)
+                self.emit_value(Opcode.WAIT, int(s.wait_value[w]), counter=counter, rank=member, mailbox=NO_MAILBOX)
                 if peer not in self.checked and self.collective.target.publishes:
                     # A peer that is waited for must be in the same call, also when none of its buffers is touched.
                     self.checked.add(peer)

@@ -20,7 +20,7 @@ from .staging import Part, staged_parts
 __all__ = ["CPU", "EAGER_SPAN", "PlannedCollective", "Target", "exceeds_caches", "layouts_of"]
 
 EAGER_SPAN = 2
-"""The advance of a rank's counter in an eager collective: 1 when its cell is published, 2 when it has its results."""
+"""The advance of a rank's counter in an eager collective: 1 when its mailbox is published, 2 when it has its results."""
 NON_TEMPORAL = 1.5
 """Bytes of all ranks' arrays, over those of the caches, from which on results are written with non-temporal stores. Measured
 with 32 MiB of cache and two ranks, where each result is read and replaces the one before: with 48 or 64 MiB of arrays every
@@ -79,7 +79,7 @@ class PlannedCollective:
     reads_directly: bool = False
     """True where peers read private arguments themselves, so that nothing is staged."""
     is_eager: bool = False
-    """True when it goes through cells: see `eager`."""
+    """True when it goes through mailboxes: see `eager`."""
     one_result: Streams | None = None
     """The streams with one result for all ranks, which OWNER has: see `shared_results`."""
     shares_argument: bool = False

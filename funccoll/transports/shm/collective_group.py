@@ -154,7 +154,7 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
         self.frame = np.zeros(WORD.size, np.int64)
         tables = (
             (WORD.code, self._code), (WORD.addresses, self._addresses), (WORD.bases, self.registry.bases),
-            (WORD.histories, self.registry.histories), (WORD.floors, self.registry.floors),
+            (WORD.histories, self.registry.histories), (WORD.low_water_marks, self.registry.low_water_marks),
             (WORD.contention, self.registry.contention), (WORD.operands, self._operands),
             (WORD.accumulator, self._accumulator), (WORD.pieces, self._pieces), (WORD.peers, self.registry.access.peers),
         )  # fmt: skip

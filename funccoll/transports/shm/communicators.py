@@ -20,8 +20,8 @@ from ...errors import FunccollError, RendezvousError
 from ...job import host
 from ...job.calling_thread import calling_thread
 from ...job.membership import Membership
-from ...kernels.frame import CELL, LINE_BYTES, RECORD
-from ..plans.control_block import CELLS, CELLS_ON_SHARED_CORES, Cells, Communicator, ControlBlock
+from ...kernels.frame import LINE_BYTES, MAILBOX, RECORD
+from ..plans.control_block import MAILBOXES, MAILBOXES_ON_SHARED_CORES, Communicator, ControlBlock, Mailboxes
 from .decision_log import Decided, DecisionLog, Events, read_log
 from .heap import HEADER, Heap
 from .peer_access import PeerAccess
@@ -36,7 +36,7 @@ _MAX_COMMUNICATORS = 4096
 """The most pairs of a mesh and some of its axes over which one job communicates."""
 _ENTRY_WORDS = 4
 """Words of an entry of the table: a hash of mesh and axes, begin and end of the control blocks, bytes of the caches."""
-_CELLS: tuple[Cells, ...] = (), CELLS, CELLS_ON_SHARED_CORES
+_MAILBOXES: tuple[Mailboxes, ...] = (), MAILBOXES, MAILBOXES_ON_SHARED_CORES
 _ANSWER_TIMEOUT = 0.2
 """Seconds in which ranks of other hosts say where they are. Soon after a rank was killed mpirun ends the others, too."""
 _ROWS_TIMEOUT = 1.0
@@ -63,7 +63,7 @@ class Communicators:
         self.histories = np.zeros(_MAX_COMMUNICATORS, np.int64)
         """By communicator, a hash of this process's eager collectives, of exceptions that left programs after a collective, and
         of decisions that enclose collectives."""
-        self.floors = np.zeros(_MAX_COMMUNICATORS, np.int64)
+        self.low_water_marks = np.zeros(_MAX_COMMUNICATORS, np.int64)
         """By communicator, a count that the counters of all its ranks have reached: see RESERVE."""
         self.contention = np.zeros(2, np.int64)
         """The waits' record of other processes that want this one's core: see `contention` in `kernels.frame`."""
@@ -120,10 +120,10 @@ class Communicators:
             if key not in self._known:
                 members = groups.of(self.world.rank)
                 tag = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:7], "little")
-                entry, start, cells, cache_bytes = self._place(tag | 1, [len(group) for group in groups.ranks])
+                entry, start, mailboxes, cache_bytes = self._place(tag | 1, [len(group) for group in groups.ranks])
                 blocks = []
                 for group in groups.ranks:
-                    blocks.append((group, ControlBlock(start, len(group), cells=cells)))
+                    blocks.append((group, ControlBlock(start, len(group), mailboxes=mailboxes)))
                     start += blocks[-1][1].nbytes
                 rank, hosts, control = members.index(self.world.rank), self._hosts(members), dict(blocks)[members]
                 of_machine = tag, self._piece_bytes(), cache_bytes, self.access.bounds
@@ -142,31 +142,31 @@ class Communicators:
     def _cache_bytes(self) -> int:
         return host.cache_bytes(self.world.processes_here) or Communicator.cache_bytes
 
-    def _place(self, hash: int, sizes: Sequence[int]) -> tuple[int, int, Cells, int]:
-        """The entry and the offset of the control blocks along some axes, their cells, and the bytes of the host's caches.
+    def _place(self, hash: int, sizes: Sequence[int]) -> tuple[int, int, Mailboxes, int]:
+        """The entry and the offset of the control blocks along some axes, their mailboxes, and the bytes of the host's caches.
 
-        They are the same in all processes, whichever asks first. Later ones get fewer cells, so that there are some for more of
-        them; where half of the room is used up, the rest is for lines.
+        They are the same in all processes, whichever asks first. Later ones get fewer mailboxes, so that there are some for
+        more of them; where half of the room is used up, the rest is for lines.
         """
-        nbytes_with = lambda cells: sum(ControlBlock(0, size, cells=cells).nbytes for size in sizes)
+        nbytes_with = lambda mailboxes: sum(ControlBlock(0, size, mailboxes=mailboxes).nbytes for size in sizes)
         with self.heap.exclusive(self.world.timeout):
             (found,) = np.nonzero(self._table[:, 0] == hash)
             if found.size:
                 start, end, cache_bytes = self._table[found[0], 1:].tolist()
-                cells = next(cells for cells in _CELLS if nbytes_with(cells) == end - start)
-                return int(found[0]), start, cells, cache_bytes
+                mailboxes = next(mailboxes for mailboxes in _MAILBOXES if nbytes_with(mailboxes) == end - start)
+                return int(found[0]), start, mailboxes, cache_bytes
             used = int(np.count_nonzero(self._table[:, 0]))
             start = int(self._table[used - 1, 2]) if used else self._first
             room = (self._first + self.access.start) // 2 - start
             share_cores = self.world.processes_here > (os.cpu_count() or 1)
-            if share_cores and 2 * nbytes_with(CELLS_ON_SHARED_CORES) <= room:
-                cells = CELLS_ON_SHARED_CORES
+            if share_cores and 2 * nbytes_with(MAILBOXES_ON_SHARED_CORES) <= room:
+                mailboxes = MAILBOXES_ON_SHARED_CORES
             else:
-                cells = CELLS if nbytes_with(CELLS) <= room else ()
-            end, cache_bytes = start + nbytes_with(cells), self._cache_bytes()
+                mailboxes = MAILBOXES if nbytes_with(MAILBOXES) <= room else ()
+            end, cache_bytes = start + nbytes_with(mailboxes), self._cache_bytes()
             if used < _MAX_COMMUNICATORS and end <= self.access.start:
                 self._table[used] = hash, start, end, cache_bytes
-                return used, start, cells, cache_bytes
+                return used, start, mailboxes, cache_bytes
         raise FunccollError(
             f"this job has {used:,} communicators, one for each mesh and the axes over which its programs communicate, and no "
             "room for another: make each mesh once, with fc.make_mesh, and use it in all functions."
@@ -284,14 +284,14 @@ class Communicators:
         return self.heap.view(control.record(rank) + word, (), np.int64)
 
     def published(self, communicator: Communicator, rank: int) -> dict[int, tuple[int, Events, dict[str, str]]]:
-        """A rank's cells, on this host: by the number of the call, the history, its events, and the description."""
+        """A rank's mailboxes, on this host: by the number of the call, the history, its events, and the description."""
         found = {}
         for ring in communicator.control.rings:
-            shape = (ring.cells, ring.cell_bytes // 8)
-            cells = self.heap.view(ring.of(communicator.members.index(rank)), shape, np.int64)
-            for words in cells[cells[:, CELL.number // 8] > 0].tolist():
-                text = self._description(words[CELL.text // 8])
-                found[words[CELL.number // 8]] = words[CELL.history // 8], Events.of(words[CELL.events // 8]), text
+            shape = (ring.mailboxes, ring.mailbox_bytes // 8)
+            mailboxes = self.heap.view(ring.of(communicator.members.index(rank)), shape, np.int64)
+            for words in mailboxes[mailboxes[:, MAILBOX.number // 8] > 0].tolist():
+                text = self._description(words[MAILBOX.text // 8])
+                found[words[MAILBOX.number // 8]] = words[MAILBOX.history // 8], Events.of(words[MAILBOX.events // 8]), text
         return found
 
     def descriptions(self, communicator: Communicator) -> dict[int, dict[str, str]]:

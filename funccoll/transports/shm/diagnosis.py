@@ -180,7 +180,7 @@ class Diagnosis:
         )
 
     def _first_difference(self, ranks: Sequence[int]) -> dict[int, tuple[Events, dict[str, str]]]:
-        """The first eager collective that two ranks have not entered alike, as far as cells still tell.
+        """The first eager collective that two ranks have not entered alike, as far as mailboxes still tell.
 
         Of each rank: the events in its history before, and the description.
         """
@@ -191,8 +191,8 @@ class Diagnosis:
     def _eager_call_of_peer(self) -> dict[int, dict[str, str]]:
         """The description of the eager collective that the peer has entered in the place of this rank's call, and left."""
         call, _ = self.registry.own_call(self.communicator)
-        cells = self.registry.published(self.communicator, self.peer) if not self.communicator.hosts else {}
-        return {self.peer: cells[call + 1][2]} if call + 1 in cells else {}
+        mailboxes = self.registry.published(self.communicator, self.peer) if not self.communicator.hosts else {}
+        return {self.peer: mailboxes[call + 1][2]} if call + 1 in mailboxes else {}
 
     def _other_exceptions(self) -> ProgramMismatch:
         notes = {self.registry.world.rank: self.registry.note(self.registry.world.rank)}

@@ -18,7 +18,7 @@ from ...runtime.collective_call import CollectiveCall, Operand
 from ...schedules.shared_results import OWNER, copies_root, with_one_result
 from ...schedules.streams.instructions import LEFT_TO_STAGE, READ_DIRECTLY, UNALLOCATED, Opcode, disassemble
 from ..plans import staging
-from ..plans.control_block import CellRing, Communicator
+from ..plans.control_block import Communicator, MailboxRing
 from ..plans.eager import ring_of, write_eagerly
 from ..plans.plan_writer import write_collective
 from ..plans.planned_collective import PlannedCollective, exceeds_caches, layouts_of
@@ -200,8 +200,8 @@ def _is_large(operand: Operand) -> bool:
     return operand.argument is not None and operand.out_nbytes >= SHAREABLE
 
 
-def _entries(planned: Sequence[PlannedCollective]) -> Iterator[tuple[Sequence[PlannedCollective], CellRing | None]]:
-    """The collectives that are entered together, and their cells: eager ones in a row that read no result of each other."""
+def _entries(planned: Sequence[PlannedCollective]) -> Iterator[tuple[Sequence[PlannedCollective], MailboxRing | None]]:
+    """The collectives that are entered together, and their mailboxes: eager ones in a row that read no result of each other."""
     begin, results = 0, 0
     while begin < len(planned):
         end, first, ring = begin, planned[begin], None

@@ -13,12 +13,12 @@ from funccoll import schedules
 from funccoll.core.mesh import abstract_mesh
 from funccoll.errors import FunccollError
 from funccoll.kernels.cpu import combine_address
-from funccoll.kernels.frame import BUDGET_SPENT, CELL, FINISHED, MISMATCH, WAITING, WORD
+from funccoll.kernels.frame import BUDGET_SPENT, FINISHED, MAILBOX, MISMATCH, WAITING, WORD
 from funccoll.runtime.collective_call import CollectiveCall, Operand
 from funccoll.schedules.chunk_layout import ChunkLayout
 from funccoll.schedules.collective import KINDS
 from funccoll.schedules.streams.instructions import Opcode, disassemble
-from funccoll.transports.plans.control_block import CELLS, CELLS_ON_SHARED_CORES, Communicator, ControlBlock
+from funccoll.transports.plans.control_block import MAILBOXES, MAILBOXES_ON_SHARED_CORES, Communicator, ControlBlock
 from funccoll.transports.shm.plan import DESCRIPTION, build_plan, description
 from tests.support.cases import eager_cases as cases
 from tests.support.groups import in_groups
@@ -30,7 +30,7 @@ I4 = np.dtype(np.int32)
 COPIED = [kind for kind in KINDS if kind != "barrier"]
 SIMPLE = {"all_reduce": "one_shot", "all_gather": "direct", "reduce_scatter": "direct", "all_to_all": "direct",
           "permute": "direct", **dict.fromkeys(("broadcast", "reduce", "gather", "scatter"), "flat")}  # fmt: skip
-SMALL, LARGE = ControlBlock(0, 2, cells=CELLS).rings
+SMALL, LARGE = ControlBlock(0, 2, mailboxes=MAILBOXES).rings
 
 
 def simple(kind, p, root=0):
@@ -43,7 +43,7 @@ def plan_of(kind, elements, *, p=2, rank=0, arrays=1, algorithm=None, **changes)
     shape = (elements * schedule.collective.input_blocks,)
     out = ChunkLayout.output_shape(schedule.collective, shape)
     operands = tuple(Operand(shape, out, I4, argument=i) for i in range(arrays))
-    communicator = Communicator(0, tuple(range(p)), rank, ControlBlock(4096, p, cells=CELLS))
+    communicator = Communicator(0, tuple(range(p)), rank, ControlBlock(4096, p, mailboxes=MAILBOXES))
     call = CollectiveCall(abstract_mesh({"d": p}).replica_groups("d"), schedule, "sum", operands, "")
     return build_plan([call], [replace(communicator, **changes)])
 
@@ -77,34 +77,34 @@ def test_schedules_that_only_read_inputs_are_told_by_their_moves(kind, p):
     assert SIMPLE[kind] in found
 
 
-def test_small_arrays_go_through_cells():
+def test_small_arrays_go_through_mailboxes():
     plan = plan_of("all_reduce", 16)
     assert opcodes(plan).count(Opcode.PUBLISH) == 1 and Opcode.READ_PEER not in opcodes(plan)
     after = opcodes(plan)[opcodes(plan).index(Opcode.PUBLISH) :]
-    assert after == [Opcode.PUBLISH, Opcode.ENTER, Opcode.SIGNAL, Opcode.FIND_CELL, Opcode.WAIT, Opcode.COMBINE, Opcode.SIGNAL,
-                     Opcode.ADVANCE, Opcode.END]  # fmt: skip
+    assert after == [Opcode.PUBLISH, Opcode.ENTER, Opcode.SIGNAL, Opcode.FIND_MAILBOX, Opcode.WAIT, Opcode.COMBINE,
+                     Opcode.SIGNAL, Opcode.ADVANCE, Opcode.END]  # fmt: skip
     root = opcodes(plan_of("broadcast", 16))
-    after = root[root.index(Opcode.RAISE_FLOOR) :]
+    after = root[root.index(Opcode.RAISE_LOW_WATER_MARK) :]
     assert after.index(Opcode.ONCE) < after.index(Opcode.WAIT)  # but for its first call it waits for nothing
     assert {collective.span for collective in plan.collectives} == {2}
 
 
 def test_the_ring_is_chosen_by_the_bytes_of_all_arrays():
-    def cells(plan):
-        return {i.operands["cells"] for i in disassemble(plan.code.tolist()) if i.opcode == Opcode.FIND_CELL}
+    def mailboxes(plan):
+        return {i.operands["mailboxes"] for i in disassemble(plan.code.tolist()) if i.opcode == Opcode.FIND_MAILBOX}
 
     fitting = SMALL.capacity // 4
-    assert cells(plan_of("all_reduce", fitting)) == {SMALL.cells}
-    assert cells(plan_of("all_reduce", fitting + 1)) == {LARGE.cells}
-    assert cells(plan_of("all_reduce", 2, arrays=12)) == {SMALL.cells}
-    assert cells(plan_of("all_reduce", 2, arrays=13)) == {LARGE.cells}
-    assert cells(plan_of("all_to_all", LARGE.capacity // 8)) == {LARGE.cells}
+    assert mailboxes(plan_of("all_reduce", fitting)) == {SMALL.mailboxes}
+    assert mailboxes(plan_of("all_reduce", fitting + 1)) == {LARGE.mailboxes}
+    assert mailboxes(plan_of("all_reduce", 2, arrays=12)) == {SMALL.mailboxes}
+    assert mailboxes(plan_of("all_reduce", 2, arrays=13)) == {LARGE.mailboxes}
+    assert mailboxes(plan_of("all_to_all", LARGE.capacity // 8)) == {LARGE.mailboxes}
     assert Opcode.PUBLISH not in opcodes(plan_of("all_to_all", LARGE.capacity // 8 + 1))
-    assert LARGE.capacity >= 1024 and SMALL.capacity == SMALL.cell_bytes - CELL.size
+    assert LARGE.capacity >= 1024 and SMALL.capacity == SMALL.mailbox_bytes - MAILBOX.size
 
 
 def test_larger_arrays_of_a_root_are_eager_where_ranks_share_cores():
-    shared = {"control": ControlBlock(4096, 2, cells=CELLS_ON_SHARED_CORES)}
+    shared = {"control": ControlBlock(4096, 2, mailboxes=MAILBOXES_ON_SHARED_CORES)}
     for kind, changes, is_eager in (
         ("broadcast", shared, True), ("reduce", shared, True), ("all_reduce", shared, False), ("broadcast", {}, False),
     ):  # fmt: skip
@@ -119,9 +119,9 @@ def eager_call(kind, elements, argument, op="sum", root=0, dtype=I4, p=3):
     return CollectiveCall(abstract_mesh({"d": p}).replica_groups("d"), schedule, op, (operand,), f"{kind} {op}")
 
 
-def entries(*calls, cells=CELLS):
+def entries(*calls, mailboxes=MAILBOXES):
     """The number of collectives that each rank enters at once, from its plan, which is checked on the way."""
-    here = Communicator(0, (0, 1, 2), 0, ControlBlock(4096, 3, cells=cells))
+    here = Communicator(0, (0, 1, 2), 0, ControlBlock(4096, 3, mailboxes=mailboxes))
     plan = build_plan(calls, [here] * len(calls))
     found = list(disassemble(plan.code.tolist()))
     assert list(plan.starts) == sorted(plan.starts) and len(plan.starts) == len(calls)
@@ -131,7 +131,7 @@ def entries(*calls, cells=CELLS):
 
 
 def test_several_collectives_are_one_entry():
-    """Whatever their ops, dtypes and roots are, as long as they fit into one cell and read nothing of each other."""
+    """Whatever their ops, dtypes and roots are, as long as they fit into one mailbox and read nothing of each other."""
     several = [
         eager_call("all_reduce", 4, 0), eager_call("all_reduce", 4, 1, op="max"), eager_call("broadcast", 4, 2, root=1),
         eager_call("all_reduce", 4, 3, dtype=np.dtype(np.complex128)), eager_call("gather", 4, 4),
@@ -141,18 +141,19 @@ def test_several_collectives_are_one_entry():
     assert entries(eager_call("all_reduce", 150, 0), eager_call("all_reduce", 150, 1)) == [1, 1]  # too large for one
     small = [eager_call("all_reduce", 4, i) for i in range(3)]
     assert entries(*small, eager_call("all_reduce", 4000, 3), *small) == [3, 1, 3]
-    assert entries(eager_call("broadcast", 400, 0), eager_call("all_reduce", 4, 1), cells=CELLS_ON_SHARED_CORES) == [1, 1]
-    assert entries(eager_call("broadcast", 400, 0), eager_call("broadcast", 4, 1), cells=CELLS_ON_SHARED_CORES) == [2]
-    assert entries(*several, cells=()) == [1] * 5
+    first, shared = eager_call("broadcast", 400, 0), MAILBOXES_ON_SHARED_CORES
+    assert entries(first, eager_call("all_reduce", 4, 1), mailboxes=shared) == [1, 1]
+    assert entries(first, eager_call("broadcast", 4, 1), mailboxes=shared) == [2]
+    assert entries(*several, mailboxes=()) == [1] * 5
 
 
-def test_arrays_in_a_cell_begin_where_their_dtypes_may():
+def test_arrays_in_a_mailbox_begin_where_their_dtypes_may():
     """Most processors do not mind, so that no value tells."""
     calls = [eager_call("all_reduce", elements, number, dtype=np.dtype(dtype)) for number, (elements, dtype) in enumerate(
         [(3, np.int8), (1, np.float64), (1, np.int16), (2, np.complex128)])]  # fmt: skip
-    plan = build_plan(calls, [Communicator(0, (0, 1, 2), 0, ControlBlock(4096, 3, cells=CELLS))] * len(calls))
+    plan = build_plan(calls, [Communicator(0, (0, 1, 2), 0, ControlBlock(4096, 3, mailboxes=MAILBOXES))] * len(calls))
     combines = [i for i in disassemble(plan.code.tolist()) if i.opcode == Opcode.COMBINE]
-    read = [[place.offset - CELL.size for place in i.memory["sources"][1:]] for i in combines]  # those of the other ranks
+    read = [[place.offset - MAILBOX.size for place in i.memory["sources"][1:]] for i in combines]  # those of the other ranks
     assert read == [[0, 0], [8, 8], [16, 16], [32, 32]]
 
 
@@ -174,14 +175,15 @@ def test_what_is_not_eager():
         assert Opcode.PUBLISH not in opcodes(other)
 
 
-def test_cells_do_not_overlap():
-    control = ControlBlock(4096, 3, cells=CELLS_ON_SHARED_CORES)
-    assert control.nbytes - ControlBlock(4096, 3).nbytes == sum(3 * r.cells * r.cell_bytes for r in control.rings)
-    places = [(ring.of(rank), ring.cells * ring.cell_bytes) for ring in control.rings for rank in range(3)]
+def test_mailboxes_do_not_overlap():
+    control = ControlBlock(4096, 3, mailboxes=MAILBOXES_ON_SHARED_CORES)
+    assert control.nbytes - ControlBlock(4096, 3).nbytes == sum(3 * r.mailboxes * r.mailbox_bytes for r in control.rings)
+    places = [(ring.of(rank), ring.mailboxes * ring.mailbox_bytes) for ring in control.rings for rank in range(3)]
     assert places[0][0] == control.start + ControlBlock(4096, 3).nbytes
     assert all(a + n == b for (a, n), (b, _) in pairwise(places))
     assert sum(places[-1]) == control.start + control.nbytes
-    assert all(ring.cells & (ring.cells - 1) == 0 and ring.start % 128 == ring.cell_bytes % 128 == 0 for ring in control.rings)
+    assert all(ring.mailboxes & (ring.mailboxes - 1) == 0 for ring in control.rings)
+    assert all(ring.start % 128 == ring.mailbox_bytes % 128 == 0 for ring in control.rings)
 
 
 # ---------------------------------------------------------------- any order of instructions
@@ -190,7 +192,7 @@ def test_cells_do_not_overlap():
 class Job:
     """Ranks in one process that call the same collectives, each as far as it can."""
 
-    def __init__(self, p, programs, seed, cells=CELLS):
+    def __init__(self, p, programs, seed, mailboxes=MAILBOXES):
         """`programs` has for each rank the collectives that it has, as (kind, elements, root)."""
         self.p, self.rng = p, np.random.default_rng(seed)
         memory = mmap.mmap(-1, MEMORY)
@@ -201,7 +203,7 @@ class Job:
             made = [simple(kind, p, root) for kind, _, root in program]
             self.schedules.append(made)
             self.ranks.append([
-                Rank(rank, shared, schedule, elements, I4, "sum", identity=f"{kind} {elements} {root}", cells=cells)
+                Rank(rank, shared, schedule, elements, I4, "sum", identity=f"{kind} {elements} {root}", mailboxes=mailboxes)
                 for schedule, (kind, elements, root) in zip(made, program, strict=True)
             ])  # fmt: skip
         self.numbers, self.refused, self.most_ahead = [0] * p, {}, 0
@@ -277,7 +279,7 @@ def test_calls_are_right_in_any_order_of_instructions(p, seed, one_way):
 @pytest.mark.parametrize("calls", [pytest.param(200, marks=pytest.mark.slow), pytest.param(600, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize(("p", "seed", "one_way"), [(2 + seed % 4, seed, (seed + seed // 4) % 4 < 2) for seed in range(4, 20)])
 def test_many_calls_are_right_in_any_order_of_instructions(p, seed, one_way, calls):
-    """Cells are used again after 64 calls, those of large arrays after 32."""
+    """Mailboxes are used again after 64 calls, those of large arrays after 32."""
     rng = np.random.default_rng([p, seed])
     job = Job(p, [some_program(p, rng, one_way)] * p, seed)
     assert job.run(calls, slow=[int(rng.integers(p))] if seed % 2 else ()) == {}
@@ -285,8 +287,8 @@ def test_many_calls_are_right_in_any_order_of_instructions(p, seed, one_way, cal
 
 ONE_WAY = {"broadcast": "root", "scatter": "root", "reduce": "others", "gather": "others"}
 """By kind, the ranks that wait for none in a row of calls with one root."""
-RINGS = [(CELLS, 0, 4), (CELLS, 1, 200), *((CELLS_ON_SHARED_CORES, i, n) for i, n in enumerate((4, 200, 1000)))]
-"""Cells, the number of a ring among them, and elements that are too many for the ring before."""
+RINGS = [(MAILBOXES, 0, 4), (MAILBOXES, 1, 200), *((MAILBOXES_ON_SHARED_CORES, i, n) for i, n in enumerate((4, 200, 1000)))]
+"""Mailboxes, the number of a ring among them, and elements that are too many for the ring before."""
 ON_RINGS = [
     pytest.param(kind, *ring, marks=pytest.mark.slow if (j - 2 * i) % len(RINGS) > 1 else ())
     for i, kind in enumerate(ONE_WAY) for j, ring in enumerate(RINGS)
@@ -294,47 +296,47 @@ ON_RINGS = [
 """Each kind on all rings; two of them, in turn, are not slow."""
 
 
-def one_way(kind, cells, number, elements):
-    """A job of calls with root 1, the order in which those that wait for none come first, and the ring of its cells."""
+def one_way(kind, mailboxes, number, elements):
+    """A job of calls with root 1, the order in which those that wait for none come first, and the ring of its mailboxes."""
     elements = elements // 3 if kind == "scatter" else elements  # of each block
-    job = Job(3, [[(kind, elements, 1)]] * 3, 0, cells)
+    job = Job(3, [[(kind, elements, 1)]] * 3, 0, mailboxes)
     order = [1, 0, 2] if ONE_WAY[kind] == "root" else [0, 2, 1]
-    return job, order, ControlBlock(4096, 3, cells=cells).rings[number]
+    return job, order, ControlBlock(4096, 3, mailboxes=mailboxes).rings[number]
 
 
-def find_other_cells(job, change):
-    """Let all ranks' cells be found among `change(cells)` of them."""
+def find_other_mailboxes(job, change):
+    """Let all ranks' mailboxes be found among `change(mailboxes)` of them."""
     for calls in job.ranks:
         for call in calls:
             for i in disassemble(call.code.tolist()):
-                if i.opcode == Opcode.FIND_CELL:
-                    Opcode.FIND_CELL.write(call.code, i.pc, "cells", change(i.operands["cells"]))
+                if i.opcode == Opcode.FIND_MAILBOX:
+                    Opcode.FIND_MAILBOX.write(call.code, i.pc, "mailboxes", change(i.operands["mailboxes"]))
 
 
-@pytest.mark.parametrize(("kind", "cells", "number", "elements"), ON_RINGS)
-def test_a_rank_that_waits_for_none_is_as_many_calls_ahead_as_there_are_cells(kind, cells, number, elements):
-    """And what the others read in the cells, as late as they can, is what was written there."""
-    job, order, ring = one_way(kind, cells, number, elements)
-    assert job.run_ahead(2 * ring.cells + 5, order) == {}
-    assert job.most_ahead == ring.cells
+@pytest.mark.parametrize(("kind", "mailboxes", "number", "elements"), ON_RINGS)
+def test_a_rank_that_waits_for_none_is_as_many_calls_ahead_as_there_are_mailboxes(kind, mailboxes, number, elements):
+    """And what the others read in the mailboxes, as late as they can, is what was written there."""
+    job, order, ring = one_way(kind, mailboxes, number, elements)
+    assert job.run_ahead(2 * ring.mailboxes + 5, order) == {}
+    assert job.most_ahead == ring.mailboxes
 
 
-@pytest.mark.parametrize(("kind", "cells", "number", "elements"), ON_RINGS)
-def test_a_ring_with_fewer_cells_than_are_kept_is_noticed(kind, cells, number, elements):
-    """The same with a RESERVE that is satisfied too early: cells are overwritten before they are read."""
-    job, order, ring = one_way(kind, cells, number, elements)
-    find_other_cells(job, lambda cells: cells // 2)
+@pytest.mark.parametrize(("kind", "mailboxes", "number", "elements"), ON_RINGS)
+def test_a_ring_with_fewer_mailboxes_than_are_kept_is_noticed(kind, mailboxes, number, elements):
+    """The same with a RESERVE that is satisfied too early: mailboxes are overwritten before they are read."""
+    job, order, ring = one_way(kind, mailboxes, number, elements)
+    find_other_mailboxes(job, lambda mailboxes: mailboxes // 2)
     with pytest.raises(AssertionError):
-        assert job.run_ahead(2 * ring.cells + 5, order) == {}
+        assert job.run_ahead(2 * ring.mailboxes + 5, order) == {}
 
 
-@pytest.mark.parametrize(("program", "cells"), [
+@pytest.mark.parametrize(("program", "mailboxes"), [
     ([("all_reduce", 4, 0)], 2), ([("all_reduce", 4, 0), ("broadcast", 4, 1), ("broadcast", 4, 0)], 4),
 ])  # fmt: skip
-def test_few_cells_are_enough_where_ranks_wait_for_all_now_and_then(program, cells):
-    """So no simulation of such a program tells how many cells there are."""
+def test_few_mailboxes_are_enough_where_ranks_wait_for_all_now_and_then(program, mailboxes):
+    """So no simulation of such a program tells how many mailboxes there are."""
     job = Job(3, [program] * 3, 0)
-    find_other_cells(job, lambda _: cells)
+    find_other_mailboxes(job, lambda _: mailboxes)
     assert job.run_ahead(100, [1, 0, 2]) == {}
 
 
@@ -347,7 +349,7 @@ def test_few_cells_are_enough_where_ranks_wait_for_all_now_and_then(program, cel
 ])  # fmt: skip
 @pytest.mark.parametrize("odd", [0, 1])
 def test_ranks_that_differ_are_refused_soon(one, other, p, odd):
-    """One rank calls something else once. Nothing waits for some of these: they are found when a cell is used again."""
+    """One rank calls something else once. Nothing waits for some of these: they are found when a mailbox is used again."""
     for seed in range(2):
         usual = [one] * 7
         programs = [list(usual) for _ in range(p)]
@@ -356,7 +358,7 @@ def test_ranks_that_differ_are_refused_soon(one, other, p, odd):
         job.check = lambda *_: None  # the results of the call that differs are wrong
         refused = job.run(1000)
         assert refused and all(odd in (rank, peer) or peer in refused for rank, peer in refused.items()), refused
-        assert max(job.numbers) <= 4 + SMALL.cells + 1
+        assert max(job.numbers) <= 4 + SMALL.mailboxes + 1
 
 
 # ---------------------------------------------------------------- processes
@@ -364,11 +366,11 @@ def test_ranks_that_differ_are_refused_soon(one, other, p, odd):
 
 @pytest.mark.parametrize("n", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_root_does_not_wait_for_a_rank_that_is_late(n):
-    launch(cases.ahead, n, SMALL.cells)
+    launch(cases.ahead, n, SMALL.mailboxes)
 
 
 def test_a_root_names_the_rank_for_which_it_waits_in_the_end():
-    told = launch(cases.too_far_ahead, 2, SMALL.cells)
+    told = launch(cases.too_far_ahead, 2, SMALL.mailboxes)
     assert "waited" in told[0] and "for rank 1" in told[0] and "CollectiveTimeout" in told[0], told
     assert "rank 0 has finished broadcast" in told[0] and "and waits for rank 1 to enter the next" in told[0], told
 
@@ -396,14 +398,14 @@ def test_different_collectives_for_which_nothing_waits(n, later):
     texts = [text for text in told if text.startswith("ProgramMismatch")]
     assert texts, told
     for text in texts:
-        # A root may be so far ahead that its cell of the call in question has another one.
+        # A root may be so far ahead that its mailbox of the call in question has another one.
         named = "broadcast" in text and "reduce" in text and "they differ in collective" in text
         assert named or "or in a small collective some calls before" in text, text
     assert n == 3 or later != "large" or "they differ in collective" in texts[0], texts
 
 
 def test_an_eager_collective_in_the_place_of_another_one():
-    """The one that is not eager waits for the root, which is calls ahead: its cell tells what it had called there."""
+    """The one that is not eager waits for the root, which is calls ahead: its mailbox tells what it had called there."""
     told = launch(cases.differing, 2, "small", "all_reduce")
     (text,) = [text for text in told if text.startswith("ProgramMismatch")]
     assert "rank 0: broadcast" in text and "rank 1: all_reduce" in text, told
@@ -423,5 +425,5 @@ def test_an_exception_of_a_rank_that_is_ahead_is_not_blamed():
     assert "they differ in collective" in told[1] and "exception" not in told[1], told
 
 
-def test_communicators_without_room_for_cells(monkeypatch):
+def test_communicators_without_room_for_mailboxes(monkeypatch):
     launch(cases.many_communicators, 2)

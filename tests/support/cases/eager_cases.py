@@ -55,22 +55,22 @@ def until(path: Path) -> None:
         time.sleep(0.001)
 
 
-def ahead(cells: int) -> None:
-    """The root makes as many calls as there are cells before any other rank makes its first."""
+def ahead(mailboxes: int) -> None:
+    """The root makes as many calls as there are mailboxes before any other rank makes its first."""
     mesh = fc.make_mesh({"d": fc.world_size()})
     step, path = broadcast(mesh), flag("ahead")
     step(own(mesh, 0))
     fc.jit(lambda: fc.barrier("d"), mesh=mesh, in_specs=(), out_specs=P())()
     if fc.rank():
         until(path)
-    found = [step(own(mesh, i)) for i in range(cells - 2)]
+    found = [step(own(mesh, i)) for i in range(mailboxes - 2)]
     if fc.rank() == 0:
         path.touch()
     for i, y in enumerate(found):
         np.testing.assert_array_equal(np.asarray(y), blocks(0, i))
 
 
-def too_far_ahead(cells: int) -> str:
+def too_far_ahead(mailboxes: int) -> str:
     """Rank 1 makes no call until the root has given up."""
     mesh = fc.make_mesh({"d": fc.world_size()})
     step, path = broadcast(mesh), flag("gave up")
@@ -79,7 +79,7 @@ def too_far_ahead(cells: int) -> str:
     if fc.rank():
         until(path)
         return ""
-    told = text_of(lambda: [step(own(mesh, i)) for i in range(cells + 2)])
+    told = text_of(lambda: [step(own(mesh, i)) for i in range(mailboxes + 2)])
     path.touch()
     return told
 
@@ -197,7 +197,7 @@ def exception_ahead() -> str:
 
 
 def many_communicators() -> None:
-    """More communicators than there is room for cells: the later ones have none, and all are right."""
+    """More communicators than there is room for mailboxes: the later ones have none, and all are right."""
     n = fc.world_size()
     eager: list[bool] = []
     while len(eager) < 200 and eager[-3:] != [False] * 3:

@@ -257,7 +257,7 @@ def check_uses(mesh: Any) -> list[str]:
 
     def nothing_is_staged() -> None:
         """What a collective copies for the other ranks holds a private tensor afterwards, and nothing of a shared one."""
-        for size in (1 << 10, 1 << 18):  # smaller ones go through cells
+        for size in (1 << 10, 1 << 18):  # smaller ones go through mailboxes
             types = [((size,), np.dtype(np.float32))]
             run = compile_spmd(lambda x: [fc.all_reduce(x, axis)], types, mesh, "staging").run
             for marker, tensor in ((7.25, ft.empty(size, mesh=mesh)), (9.25, torch.empty(size))):

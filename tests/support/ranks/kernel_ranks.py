@@ -13,7 +13,7 @@ from funccoll.kernels.frame import ACCUMULATOR_BYTES, WAITING, WORD
 from funccoll.runtime.collective_call import CollectiveCall, Operand
 from funccoll.schedules.chunk_layout import ChunkLayout
 from funccoll.schedules.schedule import Schedule
-from funccoll.transports.plans.control_block import Cells, Communicator, ControlBlock
+from funccoll.transports.plans.control_block import Communicator, ControlBlock, Mailboxes
 from funccoll.transports.plans.message_table import MessageLibrary, MessageTable
 from funccoll.transports.shm.plan import build_plan
 
@@ -29,7 +29,7 @@ class RankMemory:
         self.rank = rank
         self.bytes = np.frombuffer(memory, np.uint8)
         self.base, self.end = self.bytes.ctypes.data, (1 << 20) + rank * ARENA
-        self.bases, self.histories, self.floors = (np.zeros(1, np.int64) for _ in range(3))
+        self.bases, self.histories, self.low_water_marks = (np.zeros(1, np.int64) for _ in range(3))
         self.contention = np.zeros(2, np.int64)
 
     def allocate(self, nbytes: int) -> int:
@@ -45,12 +45,12 @@ class RankMemory:
 class Rank:
     """One rank's side of a collective that is called again and again: a plan, run without a heap's allocator.
 
-    Control lines are its own, or those of the others with the same number; so are cells, if there are any.
+    Control lines are its own, or those of the others with the same number; so are mailboxes, if there are any.
     """
 
     def __init__(
         self, rank: int, memory: mmap.mmap | RankMemory, schedule: Schedule, elements: int, dtype: np.dtype, op: str,
-        identity: str = "", number: int = 0, cells: Cells = (), library: MessageLibrary | None = None,
+        identity: str = "", number: int = 0, mailboxes: Mailboxes = (), library: MessageLibrary | None = None,
     ):  # fmt: skip
         """With a `library` each rank is a host of its own."""
         self.shared = shared = memory if isinstance(memory, RankMemory) else RankMemory(rank, memory)
@@ -59,8 +59,8 @@ class Rank:
         operand = Operand(shape, ChunkLayout.output_shape(schedule.collective, shape), dtype, argument=0)
         groups = abstract_mesh({"d": schedule.nranks}).replica_groups("d")
         call = CollectiveCall(groups, schedule, op, (operand,), identity)
-        nbytes = ControlBlock(0, schedule.nranks, cells=cells).nbytes
-        lines = ControlBlock(4096 + number * nbytes, schedule.nranks, cells=cells)
+        nbytes = ControlBlock(0, schedule.nranks, mailboxes=mailboxes).nbytes
+        lines = ControlBlock(4096 + number * nbytes, schedule.nranks, mailboxes=mailboxes)
         hosts = () if library is None else tuple(range(schedule.nranks))
         communicator = Communicator(0, tuple(range(10, 10 + schedule.nranks)), rank, lines, hosts=hosts)
         self.plan = plan = build_plan([call], [communicator])
@@ -75,8 +75,9 @@ class Rank:
         self.operands, self.accumulator = np.zeros(plan.max_operands, np.int64), np.zeros(ACCUMULATOR_BYTES, np.uint8)
         self.frame, self.contention = np.zeros(WORD.size, np.int64), shared.contention
         tables = ((WORD.code, self.code), (WORD.addresses, self.addresses), (WORD.bases, shared.bases),
-                  (WORD.operands, self.operands), (WORD.accumulator, self.accumulator), (WORD.floors, shared.floors),
-                  (WORD.contention, self.contention), (WORD.histories, shared.histories))  # fmt: skip
+                  (WORD.operands, self.operands), (WORD.accumulator, self.accumulator),
+                  (WORD.low_water_marks, shared.low_water_marks), (WORD.contention, self.contention),
+                  (WORD.histories, shared.histories))  # fmt: skip
         for word, table in tables:
             self.frame[word] = table.ctypes.data
         for word, arrays in ((WORD.arguments, self.arguments), (WORD.results, self.results)):

@@ -52,7 +52,7 @@ def chain(directory):
     """Rank 3 is late for one collective; rank 2 waits for it, and ranks 0 and 1 for rank 2: over the other axis."""
     mesh = fc.make_mesh({"a": 2, "b": 2})
     rows, columns = (step(mesh, axis, "all_to_all", split_dim=0, concat_dim=0) for axis in ("b", "a"))
-    x = np.ones((4 * 256, 8), np.float32)  # too large for a cell
+    x = np.ones((4 * 256, 8), np.float32)  # too large for a mailbox
     for _ in range(2):
         rows(x), columns(x)
     with fc.profile(directory) as folder:

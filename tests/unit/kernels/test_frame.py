@@ -16,7 +16,7 @@ from tests.repo.layers import FILES
 
 RECORDS = {
     frame.FrameRecord: ("FRAME", "WORD"), frame.LibraryRecord: ("LIBRARY", "WORD"), frame.LineHead: ("LINE",),
-    frame.CellHead: ("CELL",), frame.RecordHead: ("RECORD",), frame.MessageRow: ("MESSAGE",), frame.PeerRow: ("PEER",),
+    frame.MailboxHead: ("MAILBOX",), frame.RecordHead: ("RECORD",), frame.MessageRow: ("MESSAGE",), frame.PeerRow: ("PEER",),
     frame.RecordedRow: ("ROW",),
 }  # fmt: skip
 """Record -> the names by which modules know its layouts."""

@@ -16,8 +16,8 @@ from funccoll.schedules.chunk_layout import ChunkLayout
 from funccoll.schedules.collective import KINDS
 from funccoll.schedules.streams.instructions import (
     LEFT_TO_STAGE,
-    NO_CELL,
     NO_COPY,
+    NO_MAILBOX,
     UNALLOCATED,
     Instruction,
     MemoryOperand,
@@ -69,7 +69,7 @@ def test_an_instruction_is_encoded_read_and_changed_by_name():
     places = [MemoryOperand(slot, 64 * slot, 8) for slot in range(5)]
     of = {"destinations": places[:2], "sources": places[2:]}
     code = Opcode.COMBINE.encode(function=99, count=-7, itemsize=4, divisor=0, rows=2, **of)
-    code += Opcode.WAIT.encode(counter=4096, communicator=1, value=5, rank=2, cell=NO_CELL)
+    code += Opcode.WAIT.encode(counter=4096, communicator=1, value=5, rank=2, mailbox=NO_MAILBOX)
     first, second = disassemble(code)
     assert first.memory == {"destinations": places[:2], "sources": places[2:]}
     assert first.operands == {"function": 99, "count": -7, "itemsize": 4, "divisor": 0, "rows": 2, "ndst": 2, "nsrc": 3}
@@ -77,7 +77,7 @@ def test_an_instruction_is_encoded_read_and_changed_by_name():
     assert Opcode.WAIT.read(code, second.pc, "value") == 5
     Opcode.WAIT.write(code, second.pc, "rank", 1)
     assert decode(code, second.pc).operands["rank"] == 1
-    assert str(second) == "    23  WAIT      counter=4096 communicator=1 value=5 rank=2 cell=-1"
+    assert str(second) == "    23  WAIT         counter=4096 communicator=1 value=5 rank=2 mailbox=-1"
     copy = Opcode.COPY.encode(nbytes=8, rows=1, source=places[:1], destinations=places[1:])
     assert "ndst=4 source=[(0 + 0, 8)] destinations=[(1 + 64, 8), (2 + 128, 8)," in str(decode(copy, 0))
 
@@ -216,7 +216,7 @@ def test_large_arguments_are_staged_in_segments():
     first_signal = instructions(plan, Opcode.SIGNAL)[0].pc
     assert copied and stages[0].pc < entered[0].pc < first_signal
     assert any(first_signal < s.pc < entered[1].pc and s.operands["nbytes"] for s in stages)
-    assert "STAGE     argument_slot=" in plan.text()
+    assert "STAGE        argument_slot=" in plan.text()
 
 
 def test_intermediate_values_are_not_staged():
