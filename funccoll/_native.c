@@ -621,7 +621,7 @@ guard(FastPath *self, PyObject **given, PyObject **guards)
     return 1;
 }
 
-/* True for an array that lies as a new one does: see core/memory_order.py. */
+/* True for an array that lies as a new one does: see core/array_order.py. */
 static int
 is_in_c_order(const NumpyArray *a, Py_ssize_t stride)
 {

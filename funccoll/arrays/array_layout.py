@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.memory_order import in_c_order
+from ..core.array_order import in_c_order
 from ..core.mesh import Mesh, Sharding, copy_coordinates
 from ..core.types import ArrayType
 

@@ -21,7 +21,7 @@ import numpy as np
 import optree
 
 from ..core.ir import bind, current_interpreter
-from ..core.keywords import explains_keywords
+from ..core.keyword_errors import explains_keywords
 from ..core.mesh import normalize_axes
 from ..errors import MeshError, ScheduleError, ShapeError, TraceError, UnsupportedError, VaryingError, without_value
 from ..ops.registry import as_traceable

@@ -14,8 +14,8 @@ import numpy as np
 
 from ..arrays.array import Array
 from ..arrays.array_layout import ArrayLayout
+from ..core.array_order import in_c_order
 from ..core.c_extension import extension
-from ..core.memory_order import in_c_order
 from ..errors import hide_frames
 
 if TYPE_CHECKING:

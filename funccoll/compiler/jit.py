@@ -18,7 +18,7 @@ from ..arrays.array_layout import NO_MESH
 from ..core.dtype_promotion import MODES as PROMOTIONS
 from ..core.dtype_promotion import Mode, as_strict
 from ..core.ir import Traced, current_interpreter
-from ..core.keywords import explains_keywords
+from ..core.keyword_errors import explains_keywords
 from ..core.mesh import Mesh
 from ..core.types import ArrayType
 from ..errors import (

@@ -28,7 +28,7 @@ from ..primitives.accumulations import ACCUMULATIONS
 from ..primitives.debugging import snapshot_p
 from ..primitives.elementwise import convert_p, divisor_p, erf_p, imag_p, real_p, stop_gradient_p, where_p
 from ..primitives.fourier import fft_p, ifft_p, irfft_p, rfft_p
-from ..primitives.higher import checkpoint_name_p, grad_hook_p, optimization_barrier_p
+from ..primitives.higher_order import checkpoint_name_p, grad_hook_p, optimization_barrier_p
 from ..primitives.indexing import INDEX_UPDATES, Recipe, getitem_p, index_set_p, result_shape, scatter_p
 from ..primitives.linalg import einsum_p, matmul_p
 from ..primitives.optimizers import optimizer_step_p

@@ -20,7 +20,7 @@ from ..core.mesh import Mesh, P, Sharding
 from ..core.types import ArrayType
 from ..errors import OutSpecsError
 from ..primitives.control_flow import cond_p, scan_p, while_p
-from ..primitives.higher import checkpoint_p, custom_vjp_p
+from ..primitives.higher_order import checkpoint_p, custom_vjp_p
 from .layout_rules import DimensionLayout, Part, Rule, merged, rule_of, without
 
 __all__ = ["CONTROL_RULES", "layout_of_argument", "output_layouts", "sharding_of_result"]

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from .. import config
 from ..core import machine_profile
-from ..core.keywords import explains_keywords
+from ..core.keyword_errors import explains_keywords
 from ..core.mesh import Mesh, number_hosts
 from ..core.traced_ranks import note_rank
 from ..errors import DeviceError, MeshError, RendezvousError, user_source

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.ir import bind
-from ..core.keywords import explains_keywords
+from ..core.keyword_errors import explains_keywords
 from ..errors import DTypeError, ShapeError
 from ..ops.registry import as_traceable, is_traced
 from ..primitives.elementwise import erf_p

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.keywords import explains_keywords
+from ..core.keyword_errors import explains_keywords
 from ..errors import ShapeError
 from ..ops.registry import as_traceable
 from ..primitives.elementwise import broadcast_shapes

@@ -10,7 +10,7 @@ import numpy as np
 import optree
 
 from ..collectives.functions import Axes, all_reduce, mesh_axes
-from ..core.keywords import explains_keywords
+from ..core.keyword_errors import explains_keywords
 from ..core.pytree_paths import path_name
 from ..errors import ShapeError, VaryingError
 from ..ops.registry import as_traceable

@@ -17,7 +17,7 @@ import optree
 from ..arrays.array import Array
 from ..compiler.placement import device_put
 from ..core.ir import bind
-from ..core.keywords import explains_keywords
+from ..core.keyword_errors import explains_keywords
 from ..errors import DTypeError, PytreeError, ShapeError
 from ..ops.registry import as_traceable
 from ..primitives.optimizers import COUPLED, DECOUPLED, RULES, UNDECAYED, optimizer_step_p

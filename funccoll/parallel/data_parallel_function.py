@@ -10,7 +10,7 @@ import numpy as np
 import optree
 
 from ..collectives.functions import Axes, all_reduce, axis_size, mesh_axes, pvary
-from ..core.keywords import explains_keywords
+from ..core.keyword_errors import explains_keywords
 from ..core.mesh import Mesh
 from ..errors import ShapeError, TraceError
 from ..ops.registry import as_traceable

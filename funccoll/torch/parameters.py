@@ -11,7 +11,7 @@ from ..errors import ModuleError, ShapeError
 from .tensor_memory import HostMemory
 from .tensors import dtype_of
 
-__all__ = ["ADDED", "BEGUN", "USED", "GradientSlot", "memory_order"]
+__all__ = ["ADDED", "BEGUN", "USED", "GradientSlot", "array_order"]
 
 USED, BEGUN, ADDED = 1, 2, 4
 """Bits of `GradientSlot.new`: there is a new gradient; a new tensor; one that a single pass has added to what was reduced."""
@@ -28,7 +28,7 @@ class GradientSlot:
         self.name, self.parameter, self.sparse, self.memory = name, parameter, sparse, memory
         self.shape, self.torch_dtype = parameter.shape, parameter.dtype
         self.dtype = dtype_of(parameter.dtype, f"parameter {name!r}")
-        self.order = memory_order(parameter)
+        self.order = array_order(parameter)
         """The dimensions by falling strides, where memory is dense in another order than C's: gradients have it, too."""
         self.inverse = None if self.order is None else np.argsort(self.order).tolist()
         self.block_shape = tuple(self.shape if self.order is None else [self.shape[d] for d in self.order])
@@ -101,7 +101,7 @@ class GradientSlot:
         setattr(gradient, _REDUCED, gradient._version)
 
 
-def memory_order(tensor: torch.Tensor) -> list[int] | None:
+def array_order(tensor: torch.Tensor) -> list[int] | None:
     """Return the dimensions by falling strides of a tensor that is dense in another order than C's; else None."""
     if tensor.is_contiguous():
         return None

@@ -17,7 +17,7 @@ from ..core.types import ArrayType
 from ..errors import UnsupportedError
 from ..ops.registry import as_traceable
 from ..primitives.batch_rules import repeated
-from ..primitives.higher import custom_vjp_p, grad_hook_p
+from ..primitives.higher_order import custom_vjp_p, grad_hook_p
 from ..primitives.shaping import sum_over
 from .trace import stage, value_type
 

@@ -25,15 +25,15 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("torch", "jax", "distributed", "tools"), ("__main__",),
     ),
     "core": (
-        ("c_extension", "memory_order", "private_files", "public_names", "pytree_paths", "weak_values"),
-        ("pytree_differences",), ("keywords", "mesh", "named_scopes"), ("types",), ("display",),
+        ("c_extension", "array_order", "private_files", "public_names", "pytree_paths", "weak_values"),
+        ("pytree_differences",), ("keyword_errors", "mesh", "named_scopes"), ("types",), ("display",),
         ("machine_profile", "timeline"), ("ir",), ("dtype_promotion", "program_text", "traced_ranks"), ("program_difference",),
     ),
     "primitives": (
         ("batch_rules", "tangent_rules"), ("operand_rules", "shaping"), ("elementwise", "indexing", "reductions", "varying"),
         (
-            "piece_sums", "linalg", "linear_systems", "fourier", "special", "randomness", "combining", "convolution", "higher",
-            "optimizers", "control_flow", "sorting", "accumulations", "shard_map_call", "debugging",
+            "piece_sums", "linalg", "linear_systems", "fourier", "special", "randomness", "combining", "convolution",
+            "higher_order", "optimizers", "control_flow", "sorting", "accumulations", "shard_map_call", "debugging",
         ),
         ("pooling", "decompositions"), ("least_squares",),
     ),
@@ -106,8 +106,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     # The pipeline in its order: ARCHITECTURE.md section 5.
     "compiler.passes": (
-        ("rewrite",), ("snapshots",), ("inline",), ("dead_code",), ("common_subexpressions",), ("algebra",), ("combine",),
-        ("choose_algorithms",), ("group_collectives",), ("drop_barriers",), ("buffers",),
+        ("rewrite",), ("snapshots",), ("inline",), ("dead_code",), ("common_subexpressions",), ("algebra",),
+        ("combine_collectives",), ("choose_algorithms",), ("group_collectives",), ("drop_barriers",), ("buffers",),
     ),
     "compiler.codegen": (("bad_index", "loop_code", "non_finite", "recorded_program"), ("generated_program",)),
     "transports": (("local", "plans"), ("shm",), ("mpi",), ("nccl",), ("cuda",)),
@@ -120,7 +120,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("uninterrupted",), ("arena",), ("heap",), ("peer_access", "remote_waits", "wait_graph"), ("plan",),
         ("decision_log", "passed_arguments"), ("process_notes",),
         ("communicators", "results", "recorded_kernel"), ("diagnosis", "plan_fast_path", "suspicion"),
-        ("shared_buffers", "decisions", "first_calls"), ("collective_group",), ("entry", "values"), ("shm_transport",),
+        ("shared_buffers", "decisions", "first_calls"), ("collective_group",), ("gathered_values", "host_barrier"),
+        ("shm_transport",),
     ),
     "transports.mpi": (("mpi_library",), ("mpi_collectives",), ("mpi_transport",)),
     "transports.nccl": (

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...core.array_order import in_c_order
 from ...core.ir import Atom, Equation, Literal, Program, Var, eager
-from ...core.memory_order import in_c_order
 from ...core.mesh import Mesh, copy_coordinates
 from ...core.types import is_inexact, types_text
 from ...errors import MeshError, Source, UnsupportedError, hide_frames

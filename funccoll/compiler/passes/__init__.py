@@ -12,7 +12,7 @@ from . import (
     algebra,
     buffers,
     choose_algorithms,
-    combine,
+    combine_collectives,
     common_subexpressions,
     dead_code,
     drop_barriers,
@@ -29,7 +29,7 @@ PASSES: tuple[Callable[[Program], Program], ...] = (
     dead_code.dead_code,  # what no output needs is dropped
     common_subexpressions.common_subexpressions,  # what is computed twice is computed once
     algebra.algebra,  # fewer bytes are moved: own_slice of all_reduce becomes reduce_scatter
-    combine.combine,  # small collectives become one
+    combine_collectives.combine,  # small collectives become one
 )
 """Rewrites that need nothing but the program."""
 

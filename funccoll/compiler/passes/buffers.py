@@ -9,7 +9,7 @@ A primitive that works in place (an optimizer's step) takes more: the memory of 
 or a collective of this process touched, where all that reads it has run before.
 
 A result that is written into an operand's memory has that operand's strides, on which the bits of later sums depend. So the
-plan lays out every value alike on all transports (`core/memory_order.py`).
+plan lays out every value alike on all transports (`core/array_order.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...core.ir import Equation, Literal, Program, Var
 from ...core.types import bfloat16
 from ...primitives.control_flow import cond_p, scan_p
 from ...primitives.elementwise import convert_p, where_p
-from ...primitives.higher import optimization_barrier_p
+from ...primitives.higher_order import optimization_barrier_p
 from ...primitives.linalg import matmul_p
 from ...primitives.optimizers import optimizer_step_p
 from ...primitives.piece_sums import accumulate_p

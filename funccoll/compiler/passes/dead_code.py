@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...core.ir import Equation, Program, Var
 from ...primitives.control_flow import scan_p
-from ...primitives.higher import optimization_barrier_p
+from ...primitives.higher_order import optimization_barrier_p
 
 __all__ = ["dead_code"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...core.ir import Atom, Equation, Program, Var
-from ...primitives.higher import optimization_barrier_p
+from ...primitives.higher_order import optimization_barrier_p
 from .rewrite import resolve, substitute
 
 __all__ = ["drop_barriers"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...core.ir import Atom, Equation, Program, Var
 from ...primitives.elementwise import stop_gradient_p
-from ...primitives.higher import checkpoint_name_p, checkpoint_p, custom_vjp_p, grad_hook_p
+from ...primitives.higher_order import checkpoint_name_p, checkpoint_p, custom_vjp_p, grad_hook_p
 from ...primitives.varying import pvary_p
 from .rewrite import resolve, substitute
 

@@ -30,7 +30,7 @@ from ...errors import DeviceError, DTypeError, TraceError, UnsupportedError
 from ...kernels.variants import variant
 from ...primitives.convolution import conv_input_p, conv_kernel_p, conv_p
 from ...primitives.elementwise import convert_p, divisor_p, erf_p, imag_p, real_p, stop_gradient_p, where_p
-from ...primitives.higher import checkpoint_name_p
+from ...primitives.higher_order import checkpoint_name_p
 from ...primitives.linalg import einsum_p, matmul_p
 from ...primitives.optimizers import RULES, evaluate_step, optimizer_step_p
 from ...primitives.randomness import (

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...core.display import html_table, seconds_text, titled
-from ...core.keywords import renamed
+from ...core.keyword_errors import renamed
 from ...core.machine_profile import HostParameters, NetworkParameters, current
 from ...core.mesh import check_hosts
 from ...errors import ScheduleError

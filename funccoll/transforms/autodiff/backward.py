@@ -26,7 +26,7 @@ from ...core.ir import (
 )
 from ...core.types import ArrayType, is_inexact
 from ...errors import Source, at_source, current_source
-from ...primitives.higher import checkpoint_p, custom_vjp_p, grad_hook_p, optimization_barrier_p
+from ...primitives.higher_order import checkpoint_p, custom_vjp_p, grad_hook_p, optimization_barrier_p
 from ...primitives.indexing import Piece
 from ...primitives.piece_sums import accumulate
 from ...primitives.varying import pvary, pvary_p, summed

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from ...core.ir import Equation
 from ...errors import TraceError
-from ...primitives.higher import checkpoint_name_p
+from ...primitives.higher_order import checkpoint_name_p
 
 __all__ = ["Policy", "any_of", "collectives", "dots", "everything", "nothing", "save_names"]
 

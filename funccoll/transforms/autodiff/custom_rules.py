@@ -17,7 +17,7 @@ from ...core.types import ArrayType, is_inexact
 from ...errors import PytreeError, ShapeError, TraceError, VaryingError
 from ...ops.registry import as_traceable
 from ...primitives.elementwise import stop_gradient_p
-from ...primitives.higher import custom_vjp_p, grad_hook_p
+from ...primitives.higher_order import custom_vjp_p, grad_hook_p
 from ...tracing.trace import Trace, as_bucket, flatten_outputs, label_of, require_function, stage, value_type
 from .backward import pvary_to
 from .reverse import flatten_function

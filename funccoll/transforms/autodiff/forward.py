@@ -19,7 +19,7 @@ from ...core.types import ArrayType, is_inexact
 from ...errors import PytreeError, ShapeError, TraceError, VaryingError, at_source
 from ...ops.elementwise import scalar_type
 from ...ops.registry import as_traceable
-from ...primitives.higher import custom_vjp_p
+from ...primitives.higher_order import custom_vjp_p
 from ...tracing.trace import detached, label_of, require_function, stage, value_type
 from .backward import pvary_to, zeros
 from .reverse import flatten_function, vjp

@@ -16,7 +16,7 @@ from ...core.ir import Equation, Program, bind, current_interpreter
 from ...errors import TraceError
 from ...ops.registry import as_traceable
 from ...primitives.batch_rules import repeated
-from ...primitives.higher import checkpoint_name_p, checkpoint_p
+from ...primitives.higher_order import checkpoint_name_p, checkpoint_p
 from ...tracing import batched_evaluation
 from ...tracing.trace import Trace, label_of, require_function, stage, value_type
 from . import forward

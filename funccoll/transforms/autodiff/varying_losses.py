@@ -17,7 +17,7 @@ from ...core.ir import Atom, Equation, Program, Var
 from ...core.types import ArrayType
 from ...primitives.control_flow import cond_p, scan_p
 from ...primitives.elementwise import convert_p, stop_gradient_p
-from ...primitives.higher import checkpoint_name_p, checkpoint_p, custom_vjp_p, grad_hook_p
+from ...primitives.higher_order import checkpoint_name_p, checkpoint_p, custom_vjp_p, grad_hook_p
 from ...primitives.indexing import getitem_p
 from ...primitives.linalg import einsum_p, matmul_p
 from ...primitives.reductions import REDUCTIONS

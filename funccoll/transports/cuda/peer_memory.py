@@ -31,7 +31,7 @@ from ...kernels.frame import LINE_BYTES, WORD
 from ...platforms.device import GpuDevice
 from ...runtime.collective_call import CollectiveCall
 from ...runtime.transport import AgreedExecutable, AgreedTransport
-from ..shm.entry import Entry
+from ..shm.host_barrier import Entry
 from ..shm.shm_transport import SharedMemoryTransport
 from .block_frames import block_frames
 from .launch_reports import LaunchedName, LaunchReports

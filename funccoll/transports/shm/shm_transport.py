@@ -187,7 +187,7 @@ class SharedMemoryTransport(Transport):
         It is one for all that are over the same groups.
         """
         from .collective_group import CollectiveGroup
-        from .entry import Agreement
+        from .host_barrier import Agreement
 
         along: dict[ReplicaGroups, list[CollectiveCall]] = {}
         for call in calls:
@@ -233,7 +233,7 @@ class SharedMemoryTransport(Transport):
         self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding, named: tuple[str, Array] | None = None
     ) -> np.ndarray:
         """See `Transport`."""
-        from .values import gather_identity, gathers_of
+        from .gathered_values import gather_identity, gathers_of
 
         job, (name, array) = self.job, named or ("", None)
         layouts = [] if array is None else [array.layout]
@@ -254,7 +254,7 @@ class SharedMemoryTransport(Transport):
         self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
     ) -> ArgumentCheck:
         """See `Transport`. Each call costs a hash of all arguments, and one collective."""
-        from .values import replica_check
+        from .gathered_values import replica_check
 
         check = replica_check(mesh, layouts, name, self.job.communicators, self.number)
 

@@ -24,6 +24,7 @@ from funccoll import P, errors
 from funccoll.core.mesh import Mesh
 from funccoll.kernels.cpu import combine_address
 from funccoll.transports.plans import staging
+from tests.support.cases.array_order_cases import memory_orders, transformers
 from tests.support.cases.collective_cases import (
     CASES,
     COMPLEX,
@@ -37,7 +38,6 @@ from tests.support.cases.collective_cases import (
     sample_nans,
 )
 from tests.support.cases.comm_hook_cases import hooks
-from tests.support.cases.memory_order_cases import memory_orders, transformers
 from tests.support.spmd import axis_choices, size, stacked
 
 Recorded = list[tuple[np.ndarray, list[bytes]]]

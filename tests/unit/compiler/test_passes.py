@@ -21,7 +21,7 @@ from funccoll.compiler.codegen.generated_program import compile_program
 from funccoll.compiler.passes import PASSES, STAGES, run_passes
 from funccoll.compiler.passes.buffers import plan_buffers
 from funccoll.compiler.passes.choose_algorithms import choose_algorithms
-from funccoll.compiler.passes.combine import COMBINE_BYTES, combine
+from funccoll.compiler.passes.combine_collectives import COMBINE_BYTES, combine
 from funccoll.core.ir import Equation, Program, Var, evaluate
 from funccoll.core.types import ArrayType
 from funccoll.primitives.elementwise import UFUNCS

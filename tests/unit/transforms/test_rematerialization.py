@@ -12,7 +12,7 @@ import funccoll as fc
 from funccoll import P
 from funccoll.core.ir import bind
 from funccoll.errors import TraceError
-from funccoll.primitives.higher import checkpoint_name_p, optimization_barrier_p
+from funccoll.primitives.higher_order import checkpoint_name_p, optimization_barrier_p
 from tests.support.example_counts import examples
 
 policies = fc.checkpoint_policies

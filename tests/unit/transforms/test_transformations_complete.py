@@ -18,7 +18,7 @@ from funccoll import P
 from funccoll.core.ir import _PRIMITIVES, Primitive, evaluate
 from funccoll.core.types import bfloat16, is_inexact, type_of
 from funccoll.errors import UnsupportedError, VaryingError
-from funccoll.primitives.higher import checkpoint_p, custom_vjp_p
+from funccoll.primitives.higher_order import checkpoint_p, custom_vjp_p
 from funccoll.primitives.shard_map_call import shard_map_call_p
 from funccoll.tracing import batched_evaluation
 from funccoll.tracing.trace import stage

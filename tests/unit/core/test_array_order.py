@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import funccoll as fc
 from funccoll import P
 from funccoll.compiler.passes.buffers import plan_buffers
-from funccoll.core.memory_order import in_c_order
-from tests.support.cases.memory_order_cases import OPERATIONS, SHAPES, arguments, block_values, program
+from funccoll.core.array_order import in_c_order
+from tests.support.cases.array_order_cases import OPERATIONS, SHAPES, arguments, block_values, program
 from tests.support.example_counts import examples
 from tests.support.fakes.thread_transport import in_threads
 from tests.support.groups import in_groups
