@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import funccoll as fc
-from funccoll.core import keywords
+from funccoll.core import keyword_errors
 from funccoll.errors import MeshError, PlannedError, RendezvousError
 from tests.support.groups import in_groups
 from tests.support.misuse import check_paths
@@ -238,7 +238,7 @@ def test_every_word_of_other_libraries_is_explained_somewhere():
     functions = [fc.jit, fc.DataParallel, fc.data_parallel, fc.all_gather, fc.all_to_all, fc.permute, fc.broadcast]
     functions += [getattr(module, name) for module in (fc.nn, fc.optim) for name in module.__all__]
     known = {name for f in functions if callable(f) for name in inspect.signature(f).parameters}
-    for word, texts in keywords._WORDS.items():
+    for word, texts in keyword_errors._WORDS.items():
         assert set(texts) <= known and word not in texts
         for text in texts.values():
             check_paths(text)
