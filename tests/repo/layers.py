@@ -109,7 +109,10 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("rewrite",), ("snapshots",), ("inline",), ("dead_code",), ("common_subexpressions",), ("algebra",),
         ("combine_collectives",), ("choose_algorithms",), ("group_collectives",), ("drop_barriers",), ("buffers",),
     ),
-    "compiler.codegen": (("bad_index", "loop_code", "non_finite", "recorded_program"), ("generated_program",)),
+    "compiler.codegen": (
+        ("bad_index", "loop_code", "non_finite", "recorded_program"), ("segments",), ("program_builder",),
+        ("generated_program",),
+    ),
     "transports": (("local", "plans"), ("shm",), ("mpi",), ("nccl",), ("cuda",)),
     "transports.plans": (
         ("control_block", "staging", "transit"), ("message_table", "planned_collective"), ("plan_writer",),

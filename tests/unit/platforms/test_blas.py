@@ -110,7 +110,7 @@ def test_a_number_of_threads_that_is_none(text):
 
 def test_only_products_on_several_devices_set_threads(monkeypatch):
     asked = []
-    monkeypatch.setattr("funccoll.compiler.codegen.generated_program.keep_threads", lambda: lambda: asked.append(True))
+    monkeypatch.setattr("funccoll.compiler.codegen.program_builder.keep_threads", lambda: lambda: asked.append(True))
     x = np.ones((4, 4), np.float32)
     for devices, fn, times in ((2, np.tanh, 0), (1, np.transpose, 0), (1, lambda x: x @ x, 0), (2, lambda x: x @ x, 1)):
         mesh = fc.make_mesh({"d": devices})

@@ -1,0 +1,360 @@
+"""Emission of a program's code: the function that calls its segments, collectives, reports and control flow in turn."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from threading import get_ident
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...core.array_order import in_c_order
+from ...core.ir import Atom, Equation, Literal, Program, Var
+from ...core.mesh import Mesh, copy_coordinates
+from ...core.types import types_text
+from ...errors import UnsupportedError
+from ...platforms.blas import keep_threads
+from ...platforms.device import Copies
+from ...primitives.control_flow import cond_p, scan_p, while_p
+from ...primitives.varying import axis_index_p, own_slice_p
+from ...runtime.collective_call import CollectiveCall, bind_arguments
+from ...runtime.transport import CollectiveExecutable, Transport
+from ..passes.buffers import Buffers
+from .loop_code import Picks, cond_source, each_source, scan_source, while_source
+from .non_finite import NonFinite, operation_check
+from .recorded_program import collective_part
+from .segments import SegmentBuilder
+
+if TYPE_CHECKING:
+    from ...schedules.schedule import Schedule
+
+__all__ = ["ProgramBuilder"]
+
+
+class ProgramBuilder(SegmentBuilder):
+    """Emits segments and collectives in turn, and the function that runs them all."""
+
+    def __init__(
+        self, program: Program, mesh: Mesh, buffers: Buffers, schedules: Mapping[Equation, Schedule], transport: Transport,
+        name: str, inside: bool = False, fixed: Mapping[str, int] = MappingProxyType({}), search: NonFinite | None = None,
+        arguments: Mapping[Atom, str] = MappingProxyType({}), outer_types: str = "", results_are_arrays: bool = False,
+    ):  # fmt: skip
+        """`inside`: a program of control flow, which another one calls. `fixed`: see `SegmentBuilder`. `outer_types`: the
+        types of the arguments of the outermost one."""
+        super().__init__(program, mesh, buffers, transport.device, fixed, search, arguments)
+        self.inside, self.schedules, self.transport = inside, schedules, transport
+        self.argument_types = outer_types if inside else types_text([var.type for var in program.inputs])
+        self.name_on_all, self.results_are_arrays = name, results_are_arrays
+        # Ranks may show different values: their programs have the same fingerprint, and communicate at the same places.
+        before = itertools.accumulate((eqn.communicates for eqn in program.equations), initial=0)
+        self.places = dict(zip(program.equations, before, strict=False))
+        self.call_steps: dict[int, int] = {}  # the number of executables that a step calls
+        self.loop_steps: set[int] = set()
+        self.left: dict[int, int] = {}
+        """See `GeneratedProgram`."""
+        self.calls: list[CollectiveExecutable] = []
+        self.unconditional: list[CollectiveExecutable] = []
+        """Those of `calls` that each execution reaches."""
+
+    # ------------------------------------------------------------ the program
+
+    def build(self) -> Callable[..., Any] | None:
+        """Emit segments and groups of collectives in turn; return the function that runs the program.
+
+        None where the program is one call of `calls`.
+        """
+        report = next((eqn for eqn in self.program.equations if eqn.primitive.kind == "debug"), None)
+        if report is not None and self.device.library.array_type is not np.ndarray:
+            raise UnsupportedError(
+                "fc.debug shows values of programs on CPUs, and this one runs on a GPU. Return the value, or run the step on "
+                "NumPy arrays.",
+                report.source,
+            )
+        pending: dict[frozenset[str], list[Equation]] = {}
+        group: list[Equation] = []
+        for eqn in self.program.equations:
+            if eqn.primitive.communicates:
+                self.flush(pending)
+                group.append(eqn)
+            elif eqn.primitive.kind == "control":
+                self.flush(pending)
+                self.collectives(group)
+                group = []
+                self.control(eqn)
+            elif eqn.primitive.kind == "debug":
+                self.flush(pending)
+                self.collectives(group)
+                group = []
+                self.report(eqn)
+            else:
+                self.collectives(group)
+                group = []
+                pending.setdefault(eqn.outputs[0].type.varying, []).append(eqn)
+        self.collectives(group)
+        self.flush(pending)
+        outputs = [self.output(a) for a in self.program.outputs]
+        if len(self.calls) == len(self.steps) == 1 and self.calls[0].returns_tuple and self.calls[0].is_native:
+            (call,) = self.calls
+            if outputs == [self.name(out) for out in call.outputs] and self.program.inputs == call.inputs:
+                return None
+        source = self.driver(outputs)
+        exec(compile(source, "<funccoll program>", "exec"), self.names.namespace)
+        run = self.names.namespace["run"]
+        run.__doc__ = source
+        return run
+
+    def flush(self, pending: dict[frozenset[str], list[Equation]]) -> None:
+        """Emit the segments gathered so far, those that vary less first: without a collective a value only varies more."""
+        for varying in sorted(pending, key=lambda v: (len(v), sorted(v))):
+            self.segment(varying, pending[varying])
+        pending.clear()
+
+    def driver(self, outputs: list[str]) -> str:
+        """The function that calls segments and collectives, dropping every value after its last reader.
+
+        It keeps a progress word: before the first call 0, then ~number of the last one that it has begun, which says itself
+        whether it is complete. A step of control flow counts as complete from its beginning, when the word becomes the number
+        of calls up to its end: what an exception leaves in an iteration may follow on the calls of an earlier one.
+        """
+        kept = {a for a in self.program.outputs if type(a) is Var}
+        last_reader = {var: i for i, (_, reads) in enumerate(self.steps) for var in reads}
+        last: dict[int, list[str]] = {}
+        for var, i in last_reader.items():
+            if var not in kept:
+                last.setdefault(i, []).append(self.variables[var])
+        calls, keeps_word = 0, bool(self.calls) and not self.inside
+        lines = ["done = 0"] if keeps_word else []
+        # One device computes as the user's own code does. Several must compute alike, in one process or in many.
+        if self.mesh.size > 1 and not self.inside and any(eqn.primitive.blas for eqn, _ in self.program.executed()):
+            keep = keep_threads()
+            lines += [f"{self.names.of(keep, 'f')}()"] if keep else []
+        for i, (step, _) in enumerate(self.steps):
+            if keeps_word and self.call_steps.get(i):
+                lines.append(f"done = {calls + self.call_steps[i] if i in self.loop_steps else f'~{calls}'}")
+            calls += self.call_steps.get(i, 0)
+            lines += step
+            if i in last:
+                lines.append(f"del {', '.join(sorted(last[i]))}")
+        lines.append(f"return ({''.join(f'{o}, ' for o in outputs)})")
+        if keeps_word:
+            left, thread = self.names.of(self.left, "left"), self.names.of(get_ident, "f")
+            lines = ["try:", *(f"    {line}" for line in lines)]
+            lines += ["except BaseException:", f"    {left}[{thread}()] = done", "    raise"]
+        parameters, body = ", ".join(self.name(v) for v in self.program.inputs), "\n    ".join(lines)
+        return f"def run({parameters}):\n    {body}\n"
+
+    def output(self, atom: Atom) -> str:
+        """The expression of a result, which owns its memory."""
+        if isinstance(atom, Literal):
+            return self.names.of(self.device.library.upload(atom.value), "c")
+        if atom not in self.buffers.borrowed:
+            return self.crossing(atom)
+        return self.each_copy(self.names.of(self.device.library.copy, "f", "copy"), atom)
+
+    def crossing(self, var: Var) -> str:
+        """The expression of a value that leaves this program, or enters one of control flow."""
+        return self.in_c_order(var) if var in self.buffers.strided else self.name(var)
+
+    def in_c_order(self, var: Var) -> str:
+        """The expression of a value in C order."""
+        return self.each_copy(self.names.of(in_c_order, "f"), var)
+
+    def each_copy(self, function: str, var: Var) -> str:
+        """The expression of a function of one block, called for each copy of a value."""
+        name = self.name(var)
+        return f"{function}({name})" if self.count(var.type.varying) == 1 else f"[*map({function}, {name})]"
+
+    # ------------------------------------------------------------ collectives
+
+    @property
+    def known_identity(self) -> str:
+        """The program's text that must be equal on all processes; empty where one plays all devices."""
+        return self._identity("")
+
+    def identity(self, eqn: Equation) -> str:
+        """The text that must be equal on all processes: the program's fingerprint, its hosts, and the collective's place."""
+        return self._identity(f" {self.places[eqn]}")
+
+    def _identity(self, place: str) -> str:
+        if self.mesh.is_fully_addressable:  # none are compared, and the fingerprint reads all equations and constants
+            return place
+        hosts = f" {self.mesh.hosts}" if self.mesh.hosts else ""
+        return f"{self.program.fingerprint}{place} {self.name_on_all}{hosts}"
+
+    def collectives(self, group: list[Equation]) -> None:
+        """Emit a group of adjacent collectives."""
+        if not group:
+            return
+        make = functools.partial(
+            CollectiveCall.of_equation, mesh=self.mesh, program=self.program, argument_types=self.argument_types
+        )
+        calls = [make(eqn, self.schedules[eqn], self.identity(eqn)) for eqn in group]
+        for call in self.transport.compile(calls, self.mesh, self.results_are_arrays and self._is_whole(calls)):
+            self.calls.append(call)
+            self.unconditional.append(call)
+            self.call_steps[len(self.steps)] = 1
+            left = ", ".join(map(self.name, call.outputs)) + ("," if call.returns_tuple and call.outputs else "")
+            function = self.names.of(call.function, "f")
+            if not call.is_recorded:
+                part = collective_part([e for e in group if not {*e.outputs}.isdisjoint(call.outputs)] or group)
+                self.parts.append((self.names.namespace, function, part))
+            right = f"{function}({', '.join(map(self.name, call.inputs))})"
+            arranged = [f"; {self.name(v)} = {self.in_c_order(v)}" for v in call.outputs if v in self.buffers.arranged]
+            self.steps.append(([(f"{left} = {right}" if left else right) + "".join(arranged)], set(call.inputs)))
+        for eqn in group if self.search is not None else ():
+            self.check_results(eqn)
+
+    def _is_whole(self, calls: Sequence[CollectiveCall]) -> bool:
+        """True where these collectives are all of the program: nothing writes into their results before they are Arrays."""
+        if self.inside or len(calls) < len(self.program.equations):
+            return False
+        _, inputs, outputs = bind_arguments(calls)
+        return inputs == self.program.inputs and outputs == self.program.outputs
+
+    def check_results(self, eqn: Equation) -> None:
+        """Emit the search in the results of a collective, on each device that has a copy."""
+        axes = frozenset().union(*(a.type.varying for a in (*eqn.inputs, *eqn.outputs)))
+        places = self.device_places(axes)
+        check = operation_check(self.search or NonFinite(), eqn, self.argument_names, self.given)
+        atoms = [*eqn.outputs, *eqn.inputs]
+        picks = [None if self.count(a.type.varying) == 1 else self.mapping(a.type.varying, axes) for a in atoms]
+        count = len(eqn.outputs)
+
+        def look(*values: Copies) -> None:
+            for device, place in enumerate(places):
+                own = [v if p is None else v[p[device]] for v, p in zip(values, picks, strict=True)]
+                check(own[:count], own[count:], place)
+
+        given = [self.names.of(a.value, "c") if isinstance(a, Literal) else self.name(a) for a in atoms]
+        reads = {a for a in atoms if type(a) is Var and a not in self.constants}
+        self.steps.append(([f"{self.names.of(look, 'k')}({', '.join(given)})"], reads))
+
+    # ------------------------------------------------------------ reports
+
+    def report(self, eqn: Equation) -> None:
+        """Emit the call of a report, once for each device that this process plays, in the order of their ranks."""
+        everywhere = frozenset(self.mesh.axis_names)
+        places = self.device_places(everywhere)
+        report = eqn.params["report"]
+        picks = [
+            None if isinstance(a, Literal) or self.count(a.type.varying) == 1 else self.mapping(a.type.varying, everywhere)
+            for a in eqn.inputs
+        ]
+
+        def call(*values: Copies) -> None:
+            for device, place in enumerate(places):
+                own = [v if p is None else v[p[device]] for v, p in zip(values, picks, strict=True)]
+                report([np.asarray(v) for v in own], place)
+
+        function = f"report{len(self.steps)}"
+        parameters = ", ".join(f"x{k}" for k in range(len(eqn.inputs)))
+        self.define(function, f"def {function}({parameters}):\n    {self.names.of(call, 'r')}({parameters})\n")
+        self.sources[self.names.namespace[function].__code__] = [eqn.source]
+        given = [self.names.of(a.value, "c") if isinstance(a, Literal) else self.name(a) for a in eqn.inputs]
+        reads = {a for a in eqn.inputs if type(a) is Var and a not in self.constants}
+        self.steps.append(([f"{function}({', '.join(given)})"], reads))
+
+    # ------------------------------------------------------------ control flow
+
+    def control(self, eqn: Equation) -> None:
+        """Emit the call of a function that runs the programs of control flow, which are compiled like this one."""
+        calls = len(self.calls)
+        step, left = len(self.steps), ", ".join(map(self.name, eqn.outputs))
+        function = self.control_function(eqn, f"{eqn.primitive.name}{step}")
+        self.call_steps[step] = len(self.calls) - calls
+        self.loop_steps.add(step)
+        upload = self.device.library.upload
+        given = [self.names.of(upload(a.value), "c") if isinstance(a, Literal) else self.crossing(a) for a in eqn.inputs]
+        call = f"{function}({', '.join(given)})"
+        reads = {a for a in eqn.inputs if type(a) is Var and a not in self.constants}
+        self.steps.append(([f"{left}, = {call}" if left else call], reads))
+
+    def control_function(self, eqn: Equation, function: str) -> str:
+        """Compile control flow; returns the name of its function."""
+        decision = {while_p: eqn.params.get("test", self.program).outputs, cond_p: eqn.inputs}.get(eqn.primitive, ())[:1]
+        decided = decision[0].type.varying if decision else frozenset()
+        if self.count(decided) > 1:
+            return self.each_decision(eqn, function, decided)
+        calls = len(self.calls)
+        programs = {name: self.names.of(self.program_inside(eqn, name, body), "p") for name, body in eqn.bodies.items()}
+        note = self.decision(eqn, self.calls[calls:])
+        if eqn.primitive is scan_p:
+            stacked = eqn.outputs[eqn.params["carry"] :]
+            dtypes = [self.names.of(v.type.dtype, "t", v.type.dtype) for v in stacked]
+            empty = self.names.of(self.device.library.namespace.empty, "f")
+            source = scan_source(function, eqn, self.count, programs["body"], empty, dtypes)
+        elif eqn.primitive is while_p:
+            source = while_source(function, eqn, programs["test"], programs["body"], note)
+        else:
+            branches = tuple(self.names.namespace[name] for name in programs.values())
+            source = cond_source(function, eqn, self.names.of(branches, "p"), note)
+        return self.define(function, source)
+
+    def decision(self, eqn: Equation, calls: Sequence[CollectiveExecutable]) -> str:
+        """The name of the function that takes note of what control flow decides; empty where no ranks must decide alike."""
+        if eqn.primitive is scan_p or not calls:
+            return ""
+        kind = "loop" if eqn.primitive is while_p else "branch"
+        note = self.transport.decision(calls, kind, eqn.source, f"{self.identity(eqn)} {kind}")
+        return self.names.of(note, "d") if note is not None else ""
+
+    def define(self, function: str, source: str) -> str:
+        """Compile a function of generated code; returns its name."""
+        exec(compile(source, f"<funccoll {function}>", "exec"), self.names.namespace)
+        return function
+
+    def each_decision(self, eqn: Equation, function: str, decided: frozenset[str]) -> str:
+        """Compile control flow that devices decide differently: once for each coordinate along the axes of the decision.
+
+        Coordinates share it where nothing in it asks for them.
+        """
+        coordinates = copy_coordinates(self.mesh, decided)
+        inner = [e for body in eqn.bodies.values() for e, _ in body.executed()]
+        asked = any(e.primitive in (axis_index_p, own_slice_p) and decided.intersection(e.axes()) for e in inner)
+        alike = not asked and not eqn.reports and self.search is None  # these name the device
+        rest = Mesh({a: n for a, n in self.mesh.shape.items() if a not in decided})
+        functions: list[Callable[..., Any]] = []
+        for fixed in coordinates[:1] if alike else coordinates:
+            part = ProgramBuilder(
+                self.program, rest, self.buffers, self.schedules, self.transport, self.name_on_all, True,
+                {**self.fixed, **fixed}, self.search, outer_types=self.argument_types,
+            )  # fmt: skip
+            functions.append(part.names.namespace[part.control_function(eqn, function)])
+            self.calls += part.calls
+            self.sources.update(part.sources)
+            self.segments_of.update({} if alike else part.segments_of)
+            self.parts += part.parts
+        run = self.names.of(tuple(functions * len(coordinates) if alike else functions), "p")
+        operands, results = ([self.picks(a.type.varying, coordinates) for a in atoms] for atoms in (eqn.inputs, eqn.outputs))
+        sizes = [self.count(v.type.varying) for v in eqn.outputs]
+        return self.define(function, each_source(function, run, operands, results, sizes))
+
+    def picks(self, varying: frozenset[str], decisions: Sequence[Mapping[str, int]]) -> Picks:
+        """The copies of a value that go with each copy of a decision, at these coordinates."""
+        copies = list(enumerate(copy_coordinates(self.mesh, varying)))
+        table = [tuple(k for k, c in copies if all(c[a] == n for a, n in at.items() if a in c)) for at in decisions]
+        if len(table[0]) == len(copies):
+            return Picks(None, False)
+        many = len(table[0]) > 1
+        chosen = tuple(table) if many else tuple(k for (k,) in table)
+        return Picks(self.names.of(chosen, "m", ("picks", chosen)), many)
+
+    def program_inside(self, eqn: Equation, name: str, body: Program) -> Callable[..., Any]:
+        """Compile a program of control flow."""
+        plan = self.buffers.bodies[body]
+        name = f"{self.identity(eqn)} {name}"
+        inner = ProgramBuilder(
+            body, self.mesh, plan, self.schedules, self.transport, name, True, self.fixed, self.search,
+            outer_types=self.argument_types,
+        )  # fmt: skip
+        run = inner.build() or inner.calls[0].function
+        self.calls += inner.calls
+        if eqn.primitive is scan_p and eqn.params["length"]:
+            self.unconditional += inner.unconditional
+        self.sources.update(inner.sources)
+        self.segments_of.update(inner.segments_of)
+        self.parts += inner.parts
+        return run
