@@ -145,7 +145,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("join", "reducer", "module_state"), ("torch_interface",), ("*",),
     ),
     "draw": (
-        ("themes", "scene"), ("page_layout", "lanes"), ("static_figure", "plotly_figure"), ("drawing",),
+        ("themes", "scene"), ("page_layout", "lanes", "plotly_traces"), ("static_figure", "plotly_figure"), ("drawing",),
         ("moved_data", "graph_layout"), ("*",),
     ),
     "tools": (("calibration",), ("commands",), ("cli",)),

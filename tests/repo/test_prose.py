@@ -7,7 +7,7 @@ import pytest
 from tests.repo.layers import FILES, ROOT
 from tests.repo.prose import prose_errors
 
-ALLOWED: dict[tuple[str, str], str] = {("draw/plotly_figure.py", "circle"): "plotly's names of symbols"}
+ALLOWED: dict[tuple[str, str], str] = {("draw/plotly_traces.py", "circle"): "plotly's names of symbols"}
 """(file, words in the text) -> why they may stand there. Each is in use."""
 
 
