@@ -27,14 +27,13 @@ from ..errors import (
     FunccollError,
     MeshError,
     NonFiniteGradientError,
-    ShapeError,
-    ShardingError,
     TraceError,
     user_frames,
 )
 from ..job.job_context import make_mesh, on_device, rank, world_size
 from ..job.process_allgather import check_equal_lines, gather_text, process_allgather
 from ..optim import GradientTransformation, apply
+from .batch_placement import BatchPlacement
 from .bucket_plan import BucketPlan
 from .buckets import CommHook
 from .checkpoint import read_tensors, write_tensors
@@ -79,7 +78,7 @@ class DataParallel:
                     f"DataParallel: the optimizer has no function {name!r}. Pass one of fc.optim, such as fc.optim.sgd(0.1)."
                 )
         self.model, self.mesh, self.optimizer, self.check_finite = model, mesh, optimizer, check_finite
-        self._own, self._spec, self._axes = options.get("comm_hook"), P(axis), normalize_axes(axis)
+        self._own, self._spec, self._placement = options.get("comm_hook"), P(axis), BatchPlacement(mesh, axis)
         if (torch := sys.modules.get("torch")) is not None and isinstance(model, torch.nn.Module):
             raise TraceError(
                 f"DataParallel: {type(model).__name__} is a torch module. Pass it to "
@@ -205,9 +204,9 @@ class DataParallel:
         Raises: NonFiniteGradientError that names the parameters; ShapeError for a batch without rows.
         """
         self._refuse_assigned("step")
-        placed = self._place_batch(batch)
+        placed = self._placement.place(batch)
         if active is not None:
-            active = self._place(np.asarray(active).reshape(-1))
+            active = self._placement.place_rows(np.asarray(active).reshape(-1))
         if not self._synchronizes:
             loss, self._accumulated, self._buffers = self._compiled_accumulate(
                 self._params, self._buffers, self._accumulated, self._frozen, active, placed
@@ -253,52 +252,6 @@ class DataParallel:
             yield
         finally:
             self._synchronizes = before
-
-    def _place_batch(self, batch: Any) -> Any:
-        leaves, tree = optree.tree_flatten(batch)
-        placed = []
-        for i, leaf in enumerate(leaves):
-            failure = None
-            try:
-                placed.append(self._place(leaf))
-            except (ShapeError, ShardingError, TraceError) as error:  # it speaks of calls that are not the user's
-                failure = error
-            if failure is not None:
-                raise self._batch_error(path_name("batch", tree, i), leaf) or failure
-        return tree.unflatten(placed)
-
-    def _batch_error(self, name: str, leaf: Any) -> Exception | None:
-        """The error about a part of a batch that cannot be placed."""
-        of_this = f"DataParallel.step: {name}"
-        if not hasattr(leaf, "dtype") and hasattr(leaf, "__iter__") and not isinstance(leaf, str):
-            return TraceError(
-                f"{of_this} is of type {type(leaf).__name__}, which is iterated over and not an array. Call step once for each "
-                "batch: for batch in batches: dp.step(batch)."
-            )
-        value = to_numpy(leaf, of_this)
-        parts = self.mesh.axis_size(self._axes)
-        if value.ndim and not len(value):
-            return ShapeError(f"{of_this} of shape {value.shape} has no rows: each device needs some.")
-        # A process of a job passes its own rows, which are not those of all devices.
-        if not value.ndim or not self.mesh.is_fully_addressable or not len(value) % parts:
-            return None
-        along = " x ".join(map(repr, self._axes))
-        return ShardingError(
-            f"{of_this} of shape {value.shape} has {len(value)} rows, which the {parts} devices along {along} do not divide "
-            f"evenly. Pass a multiple of {parts} rows, or take batches and `active` from fc.uneven_batches, which pads them: "
-            "dp.step(batch, active=active)."
-        )
-
-    def _place(self, value: Any) -> Any:
-        if isinstance(value, Array) and value.sharding.mesh == self.mesh:
-            return value
-        if not np.ndim(value):
-            return device_put(value, self.mesh, P())
-        if not len(value):
-            raise ShapeError(f"DataParallel.step: an array of shape {np.shape(value)} has no rows: each device needs some.")
-        if self.mesh.is_fully_addressable:
-            return device_put(value, self.mesh, self._spec)
-        return from_local(value, self.mesh, self._spec)
 
     def _publish(self) -> None:
         """Show the values as they are now. The trees are copies, so that an assignment into them reaches nothing else."""

@@ -160,7 +160,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "optim": (("learning_rates", "tree_utils"), ("transformation",), ("gradients", "state_layout", "steps")),
     "parallel": (
-        ("buckets", "checkpoint", "replicas", "uneven"), ("comm_hooks", "gradient_reducer"), ("loss_call",),
+        ("batch_placement", "buckets", "checkpoint", "replicas", "uneven"), ("comm_hooks", "gradient_reducer"), ("loss_call",),
         ("traced_reducer",), ("bucket_plan",), ("data_parallel_function",), ("data_parallel_model",),
     ),
 }  # fmt: skip

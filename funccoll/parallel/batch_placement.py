@@ -1,0 +1,72 @@
+"""The placing of a batch's rows on the devices, for a step of a data-parallel model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import optree
+
+from ..arrays.array import Array, to_numpy
+from ..collectives.functions import Axes
+from ..compiler.placement import device_put, from_local
+from ..core.mesh import Mesh, P, normalize_axes
+from ..core.pytree_paths import path_name
+from ..errors import ShapeError, ShardingError, TraceError
+
+__all__ = ["BatchPlacement"]
+
+
+class BatchPlacement:
+    """The devices of an axis (or axes), which each get some rows of a batch."""
+
+    def __init__(self, mesh: Mesh, axis: Axes):
+        self.mesh, self.spec, self.axes = mesh, P(axis), normalize_axes(axis)
+
+    def place(self, batch: Any) -> Any:
+        """Return the batch with its arrays on the devices. The errors name the part that cannot be placed."""
+        leaves, tree = optree.tree_flatten(batch)
+        placed = []
+        for i, leaf in enumerate(leaves):
+            failure = None
+            try:
+                placed.append(self.place_rows(leaf))
+            except (ShapeError, ShardingError, TraceError) as error:  # it speaks of calls that are not the user's
+                failure = error
+            if failure is not None:
+                raise self._error(path_name("batch", tree, i), leaf) or failure
+        return tree.unflatten(placed)
+
+    def _error(self, name: str, leaf: Any) -> Exception | None:
+        """The error about a part of a batch that cannot be placed."""
+        of_this = f"DataParallel.step: {name}"
+        if not hasattr(leaf, "dtype") and hasattr(leaf, "__iter__") and not isinstance(leaf, str):
+            return TraceError(
+                f"{of_this} is of type {type(leaf).__name__}, which is iterated over and not an array. Call step once for each "
+                "batch: for batch in batches: dp.step(batch)."
+            )
+        value = to_numpy(leaf, of_this)
+        parts = self.mesh.axis_size(self.axes)
+        if value.ndim and not len(value):
+            return ShapeError(f"{of_this} of shape {value.shape} has no rows: each device needs some.")
+        # A process of a job passes its own rows, which are not those of all devices.
+        if not value.ndim or not self.mesh.is_fully_addressable or not len(value) % parts:
+            return None
+        along = " x ".join(map(repr, self.axes))
+        return ShardingError(
+            f"{of_this} of shape {value.shape} has {len(value)} rows, which the {parts} devices along {along} do not divide "
+            f"evenly. Pass a multiple of {parts} rows, or take batches and `active` from fc.uneven_batches, which pads them: "
+            "dp.step(batch, active=active)."
+        )
+
+    def place_rows(self, value: Any) -> Any:
+        """Return an array with these rows of this process; an Array of the mesh is taken as it is."""
+        if isinstance(value, Array) and value.sharding.mesh == self.mesh:
+            return value
+        if not np.ndim(value):
+            return device_put(value, self.mesh, P())
+        if not len(value):
+            raise ShapeError(f"DataParallel.step: an array of shape {np.shape(value)} has no rows: each device needs some.")
+        if self.mesh.is_fully_addressable:
+            return device_put(value, self.mesh, self.spec)
+        return from_local(value, self.mesh, self.spec)
