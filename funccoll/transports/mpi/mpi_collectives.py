@@ -12,6 +12,7 @@ peers.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -75,16 +76,39 @@ class MpiTransport(SharedMemoryTransport):
             made += [MpiCall(self, neighbours)] if native else super().compile(neighbours, mesh, share_results)
         return made
 
-    def communicator(self, ranks: Communicator) -> Any:
-        """MPI's communicator like one of ours, made when it is first needed. It blocks until all of its ranks are here.
+    def communicator(self, ranks: Communicator, wait: Callable[[Callable[[], bool]], None]) -> Any:
+        """MPI's communicator like one of ours, made when it is first needed, by all of its ranks together.
 
-        Each of ours has one: other threads may use another with the same ranks at the same time.
+        Each of ours has one: other threads may use another with the same ranks at the same time. `wait` waits until a function
+        returns True, or raises: MPI makes it in C, in which nothing else is seen, and so in a thread of its own.
         """
         if ranks.tag not in self._communicators:
-            made = self._whole.Create_group(self._whole.Get_group().Incl(ranks.members), ranks.tag % _LEAST_TAGS)
-            made.Set_errhandler(self.mpi.ERRORS_RETURN)
-            self._communicators[ranks.tag] = made
+            made: list[Any] = []
+            make = lambda: made.append(self._create(ranks))
+            if self.mpi.Query_thread() < self.mpi.THREAD_MULTIPLE:
+                make()
+            else:
+                failed: list[BaseException] = []
+                thread = threading.Thread(target=_call, args=(make, failed), name="funccoll-mpi", daemon=True)
+                thread.start()
+                wait(lambda: not thread.is_alive())
+                if failed:
+                    raise failed[0]
+            self._communicators[ranks.tag] = made[0]
         return self._communicators[ranks.tag]
+
+    def _create(self, ranks: Communicator) -> Any:
+        made = self._whole.Create_group(self._whole.Get_group().Incl(ranks.members), ranks.tag % _LEAST_TAGS)
+        made.Set_errhandler(self.mpi.ERRORS_RETURN)
+        return made
+
+
+def _call(function: Callable[[], None], failed: list[BaseException]) -> None:
+    """Call a function in a thread; its exception goes to `failed`."""
+    try:
+        function()
+    except BaseException as error:
+        failed.append(error)
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,13 +206,13 @@ class MpiCall(AgreedExecutable):
             for part in self._parts:
                 argument = part.operand.argument
                 if argument is None:
-                    requests.append(self.transport.communicator(part.ranks).Ibarrier())
+                    requests.append(self.transport.communicator(part.ranks, self._wait_until).Ibarrier())
                     continue
                 if part.operand.reads_result(len(results)):
                     self._wait(requests)
                     results += [last() for last in finish]
                     requests, finish = [], []
-                communicator = self.transport.communicator(part.ranks)
+                communicator = self.transport.communicator(part.ranks, self._wait_until)
                 value = arrays[argument] if argument >= 0 else results[~argument]
                 source = part.layout.input.flat(value, np.ascontiguousarray)
                 output, last = self._output(part)
@@ -244,10 +268,14 @@ class MpiCall(AgreedExecutable):
         return communicator.Ibcast(taken, root)
 
     def _wait(self, requests: list[Any]) -> None:
-        """Poll requests until all are complete. Raises PeerFailure and CollectiveTimeout as a schedule's waits do."""
-        world, began, failed, polls = self.registry.world, time.monotonic(), 0.0, 0
+        """Wait until all requests are complete."""
         test = self.mpi.Request.Testall
-        while not test(requests):
+        self._wait_until(lambda: test(requests))
+
+    def _wait_until(self, is_done: Callable[[], bool]) -> None:
+        """Poll until something is done. Raises PeerFailure and CollectiveTimeout as a schedule's waits do."""
+        world, began, failed, polls = self.registry.world, time.monotonic(), 0.0, 0
+        while not is_done():
             polls += 1
             if polls % _GLANCE:
                 continue

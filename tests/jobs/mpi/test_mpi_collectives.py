@@ -157,11 +157,13 @@ FAILURES = {
 @pytest.mark.slow
 @pytest.mark.skipif(bool(network_hosts.why_not()), reason=network_hosts.why_not())
 @pytest.mark.parametrize("vendor", VENDORS)
+@pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("how", FAILURES)
-def test_a_failure_within_mpi_is_told_as_any_other(vendor, how):
+def test_a_failure_within_mpi_is_told_as_any_other(vendor, how, first):
+    """Also of a rank that waits for the others to make MPI's communicator, which it does in C."""
     seconds = "3" if how == "hangs" else "120"
     with NetworkHosts(2) as hosts:
-        job = hosts.mpirun(vendor, [1, 1], [sys.executable, CASES, f"fails({how!r})"], {"FUNCCOLL_TIMEOUT": seconds})
+        job = hosts.mpirun(vendor, [1, 1], [sys.executable, CASES, f"fails({how!r}, {first})"], {"FUNCCOLL_TIMEOUT": seconds})
         assert job.stdout is not None
         said = (line.partition("rank 0: ")[2] for line in job.stdout)
         lines = list(islice(filter(None, said), 2))

@@ -22,7 +22,7 @@ from funccoll.core.mesh import Mesh
 from funccoll.job.job_context import transport_of
 from funccoll.primitives.combining import OPS
 from funccoll.runtime.transport import load_transport
-from funccoll.transports.mpi.mpi_collectives import ALGORITHM, MpiCall
+from funccoll.transports.mpi.mpi_collectives import ALGORITHM, MpiCall, MpiTransport
 
 KINDS = {"sum": "iufc", "mean": "fc", "prod": "iufc", "max": "iufb", "min": "iufb", "and": "iub", "or": "iub", "xor": "iub"}
 """The kinds of dtypes that each reduction has."""
@@ -131,10 +131,16 @@ def refused() -> None:
     say(str(native.lower(x).collectives()))
 
 
-def fails(how: str) -> None:
-    """Fail on the last rank when all have agreed on the second call; print the others' error, and a later one's."""
-    step()
-    start = MpiCall._start
+def fails(how: str, first: bool = False) -> None:
+    """Fail on the last rank when all have agreed on the second call; print the others' error, and a later one's.
+
+    With `first` it is the first one, when MPI's communicator is about to be made.
+    """
+    if not first:
+        step()
+    place: Any = MpiTransport if first else MpiCall
+    name = "_create" if first else "_start"
+    start = getattr(place, name)
 
     def failing(*arguments: Any) -> Any:
         if how == "dies":
@@ -146,7 +152,7 @@ def fails(how: str) -> None:
         return start(*arguments)
 
     if fc.rank() == fc.world_size() - 1:
-        MpiCall._start = failing
+        setattr(place, name, failing)
     for _ in range(2):
         try:
             step()
