@@ -189,14 +189,14 @@ guard_memory(PyObject *Py_UNUSED(module), PyObject *args)
 
 /* ---------------------------------------------------------------- PlanFastPath */
 
-/* Words of a frame: kernels/frame.py. */
-typedef struct { int arguments, results, status; } FrameWords;
+/* Words of a kernel context: kernels/kernel_context.py. */
+typedef struct { int arguments, results, status; } ContextWords;
 
 typedef struct {
     PyObject_HEAD
-    PyObject *kernel;      /* a builtin function: runs the frame without the GIL */
-    int64_t *frame;
-    FrameWords word;
+    PyObject *kernel;      /* a builtin function: runs the plan without the GIL */
+    int64_t *context;
+    ContextWords word;
     int64_t *owner;        /* the thread that may call it */
     PyObject *busy;        /* bytearray: by communicator, 1 while one of its calls runs */
     Py_ssize_t ncommunicators, nargs, nresults;
@@ -212,11 +212,11 @@ static PyTypeObject PlanFastPathType;
 static PyObject *
 plan_fast_path_bind(PlanFastPath *self, PyObject *args)
 {
-    unsigned long long frame, owner;
+    unsigned long long context, owner;
     PyObject *kernel, *busy, *communicators, *kept, *others;
-    FrameWords word;
+    ContextWords word;
     Py_ssize_t nargs, nresults;
-    if (!PyArg_ParseTuple(args, "OK(iii)KO!O!O!Onn:bind", &kernel, &frame, &word.arguments, &word.results, &word.status,
+    if (!PyArg_ParseTuple(args, "OK(iii)KO!O!O!Onn:bind", &kernel, &context, &word.arguments, &word.results, &word.status,
                           &owner, &PyByteArray_Type, &busy, &PyTuple_Type, &communicators, &PyList_Type, &kept, &others,
                           &nargs, &nresults))
         return NULL;
@@ -236,7 +236,7 @@ plan_fast_path_bind(PlanFastPath *self, PyObject *args)
     PyMem_Free(self->communicators);
     self->communicators = numbers;
     self->ncommunicators = n;
-    self->frame = (int64_t *)(uintptr_t)frame;
+    self->context = (int64_t *)(uintptr_t)context;
     self->owner = (int64_t *)(uintptr_t)owner;
     self->word = word;
     self->nargs = nargs;
@@ -305,12 +305,12 @@ plan_fast_path_run(PlanFastPath *self, PyObject *const *arrays, Py_ssize_t count
         set_busy(self, 0);
         return BEFORE_IT_BEGAN;
     }
-    self->frame[self->word.arguments] = (int64_t)(intptr_t)arrays;
-    self->frame[self->word.results] = (int64_t)(intptr_t)((PyTupleObject *)found)->ob_item;
+    self->context[self->word.arguments] = (int64_t)(intptr_t)arrays;
+    self->context[self->word.results] = (int64_t)(intptr_t)((PyTupleObject *)found)->ob_item;
     PyObject *status = PyObject_CallNoArgs(self->kernel);  /* the builtin raises nothing */
     Py_XDECREF(status);
     int interrupted = status == NULL || PyErr_CheckSignals() < 0;
-    if (interrupted || self->frame[self->word.status] != 0) {
+    if (interrupted || self->context[self->word.status] != 0) {
         PyObject *type = NULL, *value = NULL, *traceback = NULL, *given = PyTuple_New(count), *finished = NULL;
         if (interrupted) {
             PyErr_Fetch(&type, &value, &traceback);
@@ -415,8 +415,8 @@ plan_fast_path_dealloc(PlanFastPath *self)
 
 static PyMethodDef plan_fast_path_methods[] = {
     {"bind", (PyCFunction)plan_fast_path_bind, METH_VARARGS,
-     "bind(kernel, frame, words, owner, busy, communicators, kept, others, nargs, nresults)\n\n"
-     "Set what a call uses. Frame and owner are addresses, whose memory must live as long as this object."},
+     "bind(kernel, context, words, owner, busy, communicators, kept, others, nargs, nresults)\n\n"
+     "Set what a call uses. Context and owner are addresses, whose memory must live as long as this object."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -11,7 +11,7 @@ class PlanFastPath:
     is_fast: bool
     is_complete: bool
     def bind(
-        self, kernel: Callable[[], object], frame: int, words: tuple[int, int, int], owner: int, busy: bytearray,
+        self, kernel: Callable[[], object], context: int, words: tuple[int, int, int], owner: int, busy: bytearray,
         communicators: tuple[int, ...], kept: list[Any], others: Callable[[], tuple[Any, ...]], nargs: int, nresults: int, /,
     ) -> None: ...
     def __call__(self, *arrays: Any) -> tuple[Any, ...]: ...

@@ -11,7 +11,7 @@ from funccoll.schedules.streams.instructions import Instruction, Opcode, disasse
 LINE = 64
 """Bytes of a cache line."""
 LINE_HEAD_BYTES = MAILBOX_HEAD_BYTES = 32
-"""As in `funccoll.kernels.frame`, where other checkouts have other names."""
+"""As in `funccoll.kernels.kernel_context`, where other checkouts have other names."""
 
 
 def plan_facts(groups: Sequence[Any]) -> dict[str, Any]:

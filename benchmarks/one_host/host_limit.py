@@ -20,8 +20,8 @@ from numba import njit
 from benchmarks.one_host.host_cases import Case, output_count
 from benchmarks.one_host.host_contender import Run
 from funccoll.kernels import cpu
-from funccoll.kernels.frame import ACCUMULATOR_BYTES
 from funccoll.kernels.intrinsics import fence, non_temporal_copy
+from funccoll.kernels.kernel_context import ACCUMULATOR_BYTES
 
 _NUMPY_BLOCK, _KERNEL_BLOCK = 1 << 15, 1 << 11  # elements: they stay in the second and in the first level of cache
 

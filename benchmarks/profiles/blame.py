@@ -78,18 +78,18 @@ def program(mesh: Any, seed: int) -> list[tuple[Any, Any]]:
 
 def late(call: Any, way: str) -> None:
     """Execute `call() -> group calls of a compiled function`, 200 ms late in some way."""
-    from funccoll.kernels.frame import WORD
+    from funccoll.kernels.kernel_context import WORD
     from funccoll.transports.shm.collective_group import CollectiveGroup
 
     compiled, x = call
     groups = [group for group in compiled.group_calls if isinstance(group, CollectiveGroup)]
     if way == WAYS[2]:
         group = random.choice(groups)
-        group.frame[WORD.instruction_budget] = random.randrange(len(list(group.plan.text().splitlines())))
+        group.context[WORD.instruction_budget] = random.randrange(len(list(group.plan.text().splitlines())))
 
         def spent() -> None:
             time.sleep(DELAY)
-            group.frame[WORD.instruction_budget] = -1
+            group.context[WORD.instruction_budget] = -1
 
         group._budget_spent = spent
     elif way == WAYS[1]:

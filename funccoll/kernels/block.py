@@ -11,12 +11,12 @@ Which pairs order what (PTX ISA, "Memory Consistency Model"; `tests/support/fake
   the release of a SIGNAL by its first thread. The acquire of the WAIT that reads it, by another block's first thread, happens
   before the first barrier of that loop, and so before what any thread there reads or writes next. Causality order is
   transitive: release and acquire need a scope that has both blocks, the barriers are of `.cta` scope.
-- *The frame and the code*, which are copied into shared memory, because every WAIT empties the cache of what is read in global
-  memory; what has changed is written back at the end. Between two barriers either the first thread alone uses the frame, or all
-  only read it; the same holds of the operands, which are written between the first and the second.
+- *The context and the code*, which are copied into shared memory, because every WAIT empties the cache of what is read in
+  global memory; what has changed is written back at the end. Between two barriers either the first thread alone uses the
+  context, or all only read it; the same holds of the operands, which are written between the first and the second.
 - *An early end.* The report is for the host (`.sys`), and comes before the release of ENDED. The acquire of ENDED at the start
   of a block, by its last thread, pairs with that, so that a block which does not begin finds the report made.
-- *Plans, tables of addresses and frames* are written before the launch, by what is before it on its stream.
+- *Plans, tables of addresses and contexts* are written before the launch, by what is before it on its stream.
 """
 # ruff: noqa: F821  (the templates' free names are set by `variant`)
 # pyright: reportUndefinedVariable=false
@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from ..schedules.streams.instructions import MEMORY_OPERAND, MEMORY_OPERAND_BYTES, Opcode
-from .frame import FAILED, FINISHED, FRAME, SHARED_WORK, WORD
+from .kernel_context import CONTEXT, FAILED, FINISHED, SHARED_WORK, WORD
 
 __all__ = ["CODE_WORDS", "MAX_OPERANDS", "MOVED_AS", "SHARED_WORDS", "THREADS", "VECTOR_BYTES", "combine_rows", "copy_range",
            "copy_rows", "find_operands", "fold", "lane_count", "run"]  # fmt: skip
@@ -48,7 +48,7 @@ _OPERANDS = 8 * WORD.size
 _ENDED = _OPERANDS + 16 * MAX_OPERANDS
 _BASE, _CODE = _ENDED + 8, _ENDED + 16
 SHARED_WORDS = _CODE // 8 + CODE_WORDS
-"""int64 words that the threads of a block share: the frame, an address and a stride for each operand, what ENDED was at the
+"""int64 words that the threads of a block share: the context, an address and a stride for each operand, what ENDED was at the
 beginning, the communicator's base, and the code."""
 _SOURCES = 4  # loads of a thread from different sources before the first of them is used
 
@@ -64,36 +64,36 @@ MOVED_AS = {"UINT8": np.uint8, "UINT32": np.uint32}
 _COPIED = 4 * lane_count(4)  # bytes that a thread copies at once, as words
 
 
-def run(frames: Any, addresses: Any) -> None:
-    """Execute the plan of this block, whose frame is one of those that begin at `frames`; an early end is reported.
+def run(contexts: Any, addresses: Any) -> None:
+    """Execute the plan of this block, whose context is one of those that begin at `contexts`; an early end is reported.
 
-    `addresses` is the table of this launch: launches of a CUDA graph share their frames, and have a table each.
+    `addresses` is the table of this launch: launches of a CUDA graph share their contexts, and have a table each.
     """
-    own, frame, thread = frames + FRAME.size * block_number(), shared_words(), thread_number()
-    operands = frame + _OPERANDS
-    code, bases, words = load(own + FRAME.code), load(own + FRAME.bases), load(own + FRAME.code_words)
+    own, context, thread = contexts + CONTEXT.size * block_number(), shared_words(), thread_number()
+    operands = context + _OPERANDS
+    code, bases, words = load(own + CONTEXT.code), load(own + CONTEXT.bases), load(own + CONTEXT.code_words)
     for i in range(thread, WORD.size, thread_count()):
-        store(frame + 8 * i, load(own + 8 * i))
+        store(context + 8 * i, load(own + 8 * i))
     if words <= CODE_WORDS:
         for i in range(thread, words, thread_count()):
-            store(frame + _CODE + 8 * i, load(code + 8 * i))
+            store(context + _CODE + 8 * i, load(code + 8 * i))
     if thread == 0:
-        store(frame + _BASE, load(bases))
+        store(context + _BASE, load(bases))
     if thread == thread_count() - 1:  # beside the others' loads: it takes as long as they
-        store(frame + _ENDED, load_acquire(load(own + FRAME.ended)))
+        store(context + _ENDED, load_acquire(load(own + CONTEXT.ended)))
     barrier()
     if thread == 0:
-        store(frame + FRAME.addresses, addresses)
-        store(frame + FRAME.bases, frame + _BASE)
+        store(context + CONTEXT.addresses, addresses)
+        store(context + CONTEXT.bases, context + _BASE)
         if words <= CODE_WORDS:
-            store(frame + FRAME.code, frame + _CODE)
+            store(context + CONTEXT.code, context + _CODE)
     while True:
         if thread == 0:
-            store(frame + FRAME.status, interpret(frame) if load(frame + _ENDED) == 0 else FAILED)
+            store(context + CONTEXT.status, interpret(context) if load(context + _ENDED) == 0 else FAILED)
         barrier()
-        if load(frame + FRAME.status) != SHARED_WORK:
+        if load(context + CONTEXT.status) != SHARED_WORK:
             break
-        task = load(frame + FRAME.task)
+        task = load(context + CONTEXT.task)
         find_operands(task, addresses, operands)
         barrier()
         if load(task) == COPY.opcode:
@@ -102,17 +102,17 @@ def run(frames: Any, addresses: Any) -> None:
             combine_rows(task, operands)
         barrier()
     if thread == 0:
-        if load(frame + FRAME.status) != FINISHED:
-            report = load(frame + FRAME.report)
+        if load(context + CONTEXT.status) != FINISHED:
+            report = load(context + CONTEXT.report)
             if load_acquire_sys(report) == 0:
-                label = load(frame + FRAME.label) + 256 * load(frame + FRAME.peer)
-                store_release_sys(report, label + load(frame + FRAME.status))
-            store_release(load(frame + FRAME.ended), 1)  # after the report: blocks that it stops have nothing to tell
-        store(bases, load(frame + _BASE))
-        store(own + FRAME.pc, load(frame + FRAME.pc))
-        store(own + FRAME.peer, load(frame + FRAME.peer))
-        store(own + FRAME.status, load(frame + FRAME.status))
-        store(own + FRAME.instruction_budget, load(frame + FRAME.instruction_budget))
+                label = load(context + CONTEXT.label) + 256 * load(context + CONTEXT.peer)
+                store_release_sys(report, label + load(context + CONTEXT.status))
+            store_release(load(context + CONTEXT.ended), 1)  # after the report: blocks that it stops have nothing to tell
+        store(bases, load(context + _BASE))
+        store(own + CONTEXT.pc, load(context + CONTEXT.pc))
+        store(own + CONTEXT.peer, load(context + CONTEXT.peer))
+        store(own + CONTEXT.status, load(context + CONTEXT.status))
+        store(own + CONTEXT.instruction_budget, load(context + CONTEXT.instruction_budget))
 
 
 def find_operands(task: Any, addresses: Any, operands: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from . import stream_interpreter
-from .frame import FRAME
+from .kernel_context import CONTEXT
 from .object_cache import address_of, builtin_of
 from .variants import variant
 
@@ -21,17 +21,17 @@ _OPERATIONS = (
     "data_of", "dtype_of", "size_of", "is_contiguous", "references_to", "non_temporal_copy", "fence", "begin_message",
     "test_message",
 )  # fmt: skip
-assert FRAME.ignored == FRAME.status + 16, "builtin_of expects it there"
+assert CONTEXT.ignored == CONTEXT.status + 16, "builtin_of expects it there"
 _CLOCKS = ("thread_ns",)
 """Those that only the variant which records has."""
 
 
-def interpreter(frame: int, records: bool = False) -> Callable[[], int]:
-    """`stream_interpreter.interpret` for the frame at this address, as a builtin function: returns the status.
+def interpreter(context: int, records: bool = False) -> Callable[[], int]:
+    """`stream_interpreter.interpret` for the context at this address, as a builtin function: returns the status.
 
-    It writes the status to the frame, too. With `records` it is the variant that writes a row for each instruction.
+    It writes the status to the context, too. With `records` it is the variant that writes a row for each instruction.
     """
-    return _new_function(ctypes.byref(_interpreter(records)), frame, None)
+    return _new_function(ctypes.byref(_interpreter(records)), context, None)
 
 
 _new_function: Any = ctypes.pythonapi["PyCFunction_NewEx"]  # this object of it, so that other users' argument types stay theirs
@@ -66,8 +66,8 @@ def _interpreter(records: bool) -> _MethodDef:
         made = variant(stream_interpreter.interpret, name, RECORDS=records, **parts, **names)
         return made, types.int64(types.int64)
 
-    address = builtin_of(name, build, FRAME.status)
-    text = b"Run a plan from the PC in its frame; returns the status."
+    address = builtin_of(name, build, CONTEXT.status)
+    text = b"Run a plan from the PC in its context; returns the status."
     _DEFINITIONS.append(_MethodDef(name.encode(), address, _METH_NOARGS, text))
     return _DEFINITIONS[-1]
 

@@ -14,8 +14,8 @@ import numpy as np
 from numba import njit, types
 
 from .conversions import conversions
-from .frame import ACCUMULATOR_BYTES, BLOCK_BYTES
 from .intrinsics import array_at, fence, intrinsic, non_temporal_copy
+from .kernel_context import ACCUMULATOR_BYTES, BLOCK_BYTES
 from .reductions import Machine, meanings
 from .variants import variant
 

@@ -25,7 +25,7 @@ Scope = Literal["gpu", "sys"]
 
 
 def kernel_template(combines: Sequence[Combine], operations: Operations, scope: Scope = "sys") -> Any:
-    """The kernel as a function of the addresses of the blocks' frames and of the table of addresses, to be compiled.
+    """The kernel as a function of the addresses of the blocks' contexts and of the table of addresses, to be compiled.
 
     `combines` are those that plans name by their index, `scope` is that of their counters.
     """

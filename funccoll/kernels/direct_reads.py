@@ -11,8 +11,8 @@ from typing import Any
 
 from numba import njit, types
 
-from .frame import FRAME, OWNER_BITS, PEER, PIECES_BYTES
 from .intrinsics import call, load, store
+from .kernel_context import CONTEXT, OWNER_BITS, PEER, PIECES_BYTES
 
 __all__ = ["can_be_read", "combine_pieces", "read_directly"]
 
@@ -25,11 +25,11 @@ _LINE = 64
 
 
 @njit
-def read_directly(frame: Any, to: Any, source: Any, nbytes: Any) -> Any:
+def read_directly(context: Any, to: Any, source: Any, nbytes: Any) -> Any:
     """Copy from a peer's private memory; returns 0, or an error number. PEER is then its rank."""
     rank = (source >> OWNER_BITS) - 1
-    peer, source = load(frame + FRAME.peers) + PEER.size * rank, source & _ADDRESS
-    mine, theirs, cookie = frame + FRAME.read_to, frame + FRAME.read_from, frame + FRAME.read_cookie
+    peer, source = load(context + CONTEXT.peers) + PEER.size * rank, source & _ADDRESS
+    mine, theirs, cookie = context + CONTEXT.read_to, context + CONTEXT.read_from, context + CONTEXT.read_cookie
     while nbytes > 0:
         count = min(nbytes, _MOST)
         store(mine, to)
@@ -49,7 +49,7 @@ def read_directly(frame: Any, to: Any, source: Any, nbytes: Any) -> Any:
         elif load(cookie) != load(peer + PEER.cookie):
             error = ESTALE
         if error != 0:
-            store(frame + FRAME.peer, rank)
+            store(context + CONTEXT.peer, rank)
             return error
         to += count
         source += count
@@ -58,21 +58,25 @@ def read_directly(frame: Any, to: Any, source: Any, nbytes: Any) -> Any:
 
 
 @njit
-def can_be_read(frame: Any, data: Any) -> Any:
+def can_be_read(context: Any, data: Any) -> Any:
     """True when peers can read private memory of this process: the system reads it for this one.
 
     Not memory of devices, and not what the system does not keep in pages.
     """
-    return data >> OWNER_BITS == 0 and read_directly(frame, frame + FRAME.read_byte, data + load(frame + FRAME.owner), 1) == 0
+    return (
+        data >> OWNER_BITS == 0
+        and read_directly(context, context + CONTEXT.read_byte, data + load(context + CONTEXT.owner), 1) == 0
+    )
 
 
 @njit
-def combine_pieces(frame: Any, function: Any, ndst: Any, nsrc: Any, count: Any, itemsize: Any, divisor: Any) -> Any:
+def combine_pieces(context: Any, function: Any, ndst: Any, nsrc: Any, count: Any, itemsize: Any, divisor: Any) -> Any:
     """Call a combine on OPERANDS, of which some sources are private memory of peers: piece by piece, these are read first.
 
     Every element is combined as in one call. Returns 0, or an error number.
     """
-    operands, pieces, accumulator = load(frame + FRAME.operands), load(frame + FRAME.pieces), load(frame + FRAME.accumulator)
+    operands, pieces = load(context + CONTEXT.operands), load(context + CONTEXT.pieces)
+    accumulator = load(context + CONTEXT.accumulator)
     direct, places = 0, operands + 8 * (ndst + nsrc)
     for j in range(ndst, ndst + nsrc):
         direct += load(operands + 8 * j) >> OWNER_BITS != 0
@@ -84,7 +88,7 @@ def combine_pieces(frame: Any, function: Any, ndst: Any, nsrc: Any, count: Any, 
             place = load(operands + 8 * j)
             store(operands + 8 * j, place + nbytes)
             if place >> OWNER_BITS != 0:
-                error = read_directly(frame, pieces + used, place, nbytes)
+                error = read_directly(context, pieces + used, place, nbytes)
                 if error != 0:
                     return error
                 place = pieces + used

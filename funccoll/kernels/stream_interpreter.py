@@ -1,9 +1,9 @@
 """The stream interpreter, written once: executes a plan, instruction by instruction.
 
 It is a template: its memory operations (`load`, `store_release`, `pause`, `copy`, ...) are global names that each machine
-binds anew (`cpu.py`, `cuda.py`). The instructions are described in `schedules.streams.instructions`, the words of the frame
-in `frame`. With `RECORDS` bound to True it also writes a row for each instruction (`frame.RecordedRow`); else none of that is
-in its machine code.
+binds anew (`cpu.py`, `cuda.py`). The instructions are described in `schedules.streams.instructions`, the words of the context
+in `kernel_context`. With `RECORDS` bound to True it also writes a row for each instruction (`RecordedRow`); else none of that
+is in its machine code.
 
 A rank's control line begins with its (first) counter, so that one transfer between cores tells a waiting rank that its peer
 has entered, and what it publishes: the call's number (base + value), its hash with its history, the offset of its addresses,
@@ -32,11 +32,11 @@ from ..schedules.streams.instructions import (
     UNALLOCATED,
     Opcode,
 )
-from .frame import (
+from .kernel_context import (
     BUDGET_SPENT,
+    CONTEXT,
     FAILED,
     FINISHED,
-    FRAME,
     LIBRARY,
     LINE,
     LINE_BYTES,
@@ -98,39 +98,40 @@ _GLANCE = 16  # tests of a message between two looks at the clock
 _LEAST_CONTENTION, _MOST_CONTENTION = 8, 1024
 
 
-def interpret(frame: Any) -> int:
-    """Run from the PC in the frame until everything is done or something stops it; returns a status."""
-    heap, code = load(frame + FRAME.heap), load(frame + FRAME.code)
-    addresses, bases, histories = load(frame + FRAME.addresses), load(frame + FRAME.bases), load(frame + FRAME.histories)
-    spins, contention = load(frame + FRAME.spins), load(frame + FRAME.contention)
-    budget = load(frame + FRAME.instruction_budget)
-    pc = code + 8 * load(frame + FRAME.pc)
+def interpret(context: Any) -> int:
+    """Run from the PC in the context until everything is done or something stops it; returns a status."""
+    heap, code = load(context + CONTEXT.heap), load(context + CONTEXT.code)
+    addresses = load(context + CONTEXT.addresses)
+    bases, histories = load(context + CONTEXT.bases), load(context + CONTEXT.histories)
+    spins, contention = load(context + CONTEXT.spins), load(context + CONTEXT.contention)
+    budget = load(context + CONTEXT.instruction_budget)
+    pc = code + 8 * load(context + CONTEXT.pc)
     if RECORDS:
-        had_cpu, at = thread_ns(frame + FRAME.clock), monotonic_ns(frame + FRAME.clock)  # the last time that it asked
+        had_cpu, at = thread_ns(context + CONTEXT.clock), monotonic_ns(context + CONTEXT.clock)  # the last time that it asked
     while True:
         if budget >= 0:
             if budget == 0:
-                store(frame + FRAME.pc, (pc - code) // 8)
-                store(frame + FRAME.instruction_budget, budget)
+                store(context + CONTEXT.pc, (pc - code) // 8)
+                store(context + CONTEXT.instruction_budget, budget)
                 return BUDGET_SPENT
             budget -= 1
         opcode = load(pc)
         if RECORDS:
-            row, place = load(frame + FRAME.row), load(frame + FRAME.row_label) + (pc - code) // 8
+            row, place = load(context + CONTEXT.row), load(context + CONTEXT.row_label) + (pc - code) // 8
             if load(row) != place:  # else it goes on with an instruction that it has left
-                now = monotonic_ns(frame + FRAME.clock)
+                now = monotonic_ns(context + CONTEXT.clock)
                 if load(row) != 0:
                     if load(row + ROW.detail) == 0 and now - load(row + ROW.start) > _LONG:
-                        before, had_cpu = had_cpu, thread_ns(frame + FRAME.clock)
+                        before, had_cpu = had_cpu, thread_ns(context + CONTEXT.clock)
                         without = now - at - (had_cpu - before)
                         store(row + ROW.detail, min(max(without, 0), now - load(row + ROW.start)))
                         at = now
                     store(row + ROW.end, now)
                     row += ROW.size
-                    store(frame + FRAME.row, row)
-                if row >= load(frame + FRAME.rows_end):
-                    store(frame + FRAME.pc, (pc - code) // 8)
-                    store(frame + FRAME.instruction_budget, budget if budget < 0 else budget + 1)
+                    store(context + CONTEXT.row, row)
+                if row >= load(context + CONTEXT.rows_end):
+                    store(context + CONTEXT.pc, (pc - code) // 8)
+                    store(context + CONTEXT.instruction_budget, budget if budget < 0 else budget + 1)
                     return ROWS_FULL
                 store(row + ROW.start, now)
                 store(row, place)
@@ -149,43 +150,43 @@ def interpret(frame: Any) -> int:
                         pause()
                     continue
                 if tries == spins + 1:
-                    began = since = monotonic_ns(frame + FRAME.clock)
+                    began = since = monotonic_ns(context + CONTEXT.clock)
                     if load(contention) > 0:
                         store(contention, load(contention) - 1)
                     else:
-                        yields = load(frame + FRAME.yields)
-                if load_acquire(load(frame + FRAME.failure)) != 0:
+                        yields = load(context + CONTEXT.yields)
+                if load_acquire(load(context + CONTEXT.failure)) != 0:
                     status = FAILED
                 elif HAS_MAILBOXES and awaited != counter and load_acquire(counter) >= goal and load_acquire(awaited) < goal:
                     status = MISMATCH  # it has entered something else: it publishes its mailbox before it moves its counter
                 elif tries <= spins + yields:
                     yield_core()
-                    before, since = since, monotonic_ns(frame + FRAME.clock)
+                    before, since = since, monotonic_ns(context + CONTEXT.clock)
                     if since - before > _TIME_SLICE:
                         yields = 0
                         waits = min(max(2 * load(contention + 8), _LEAST_CONTENTION), _MOST_CONTENTION)
                         store(contention, waits)
                         store(contention + 8, waits)
                     continue
-                elif monotonic_ns(frame + FRAME.clock) - began < load(frame + FRAME.patience):
+                elif monotonic_ns(context + CONTEXT.clock) - began < load(context + CONTEXT.patience):
                     nap(_NAP)
                     continue
                 else:
                     status = WAITING
-                store(frame + FRAME.pc, (pc - code) // 8)
-                store(frame + FRAME.peer, load(pc + WAIT.rank))
-                store(frame + FRAME.instruction_budget, budget)
+                store(context + CONTEXT.pc, (pc - code) // 8)
+                store(context + CONTEXT.peer, load(pc + WAIT.rank))
+                store(context + CONTEXT.instruction_budget, budget)
                 return status
             if yields > 0 and load(contention + 8) > 0:
                 store(contention + 8, load(contention + 8) // 2)
             if RECORDS:
                 if began != 0:
-                    had_cpu, at = thread_ns(frame + FRAME.clock), monotonic_ns(frame + FRAME.clock)
+                    had_cpu, at = thread_ns(context + CONTEXT.clock), monotonic_ns(context + CONTEXT.clock)
             if HAS_MAILBOXES and awaited != counter:
                 history = load(histories + 8 * load(pc + WAIT.communicator))
                 if load(awaited + MAILBOX.number) != goal or load(awaited + MAILBOX.history) != history:
-                    store(frame + FRAME.pc, (pc - code) // 8)
-                    store(frame + FRAME.peer, load(pc + WAIT.rank))
+                    store(context + CONTEXT.pc, (pc - code) // 8)
+                    store(context + CONTEXT.peer, load(pc + WAIT.rank))
                     return MISMATCH
             pc += WAIT.size
         elif not ON_GPU and opcode == READ_PEER.opcode:
@@ -193,8 +194,8 @@ def interpret(frame: Any) -> int:
             entry = load(bases + 8 * load(pc + READ_PEER.communicator)) + load(pc + READ_PEER.value)
             hash = load(pc + READ_PEER.hash) ^ load(histories + 8 * load(pc + READ_PEER.communicator))
             if load(line + LINE.call) != entry or load(line + LINE.hash) != hash:
-                store(frame + FRAME.pc, (pc - code) // 8)
-                store(frame + FRAME.peer, load(pc + READ_PEER.rank))
+                store(context + CONTEXT.pc, (pc - code) // 8)
+                store(context + CONTEXT.peer, load(pc + READ_PEER.rank))
                 return MISMATCH
             table, width = heap + load(line + LINE.table), load(pc + READ_PEER.width)
             slot = addresses + 8 * load(pc + READ_PEER.slot)
@@ -216,8 +217,8 @@ def interpret(frame: Any) -> int:
             differs = load_acquire(line + LINE.hash) != hash
             found = load_acquire(line + LINE.call)
             if found < entry or (found == entry and differs):
-                store(frame + FRAME.pc, (pc - code) // 8)
-                store(frame + FRAME.peer, load(pc + CHECK.rank))
+                store(context + CONTEXT.pc, (pc - code) // 8)
+                store(context + CONTEXT.peer, load(pc + CHECK.rank))
                 return MISMATCH
             pc += CHECK.size
         elif opcode == SIGNAL.opcode:
@@ -227,17 +228,17 @@ def interpret(frame: Any) -> int:
                 store(row + ROW.detail, value)
             pc += SIGNAL.size
         elif ON_GPU and (opcode == COPY.opcode or opcode == COMBINE.opcode):
-            store(frame + FRAME.task, pc)
+            store(context + CONTEXT.task, pc)
             if opcode == COPY.opcode:
                 pc += COPY.size + MEMORY_OPERAND_BYTES * (1 + load(pc + COPY.ndst))
             else:
                 pc += COMBINE.size + MEMORY_OPERAND_BYTES * (load(pc + COMBINE.ndst) + load(pc + COMBINE.nsrc))
-            store(frame + FRAME.pc, (pc - code) // 8)
-            store(frame + FRAME.instruction_budget, budget)
+            store(context + CONTEXT.pc, (pc - code) // 8)
+            store(context + CONTEXT.instruction_budget, budget)
             return SHARED_WORK
         elif not ON_GPU and opcode == COMBINE.opcode:
             ndst, nsrc = load(pc + COMBINE.ndst), load(pc + COMBINE.nsrc)
-            operands, accumulator = load(frame + FRAME.operands), load(frame + FRAME.accumulator)
+            operands, accumulator = load(context + CONTEXT.operands), load(context + CONTEXT.accumulator)
             for row in range(load(pc + COMBINE.rows)):
                 owners = 0
                 for j in range(ndst + nsrc):
@@ -249,12 +250,12 @@ def interpret(frame: Any) -> int:
                         owners |= start >> OWNER_BITS
                 if HAS_DIRECT_READS and owners != 0:
                     error = combine_pieces(
-                        frame, load(pc + COMBINE.function), ndst, nsrc, load(pc + COMBINE.count), load(pc + COMBINE.itemsize),
+                        context, load(pc + COMBINE.function), ndst, nsrc, load(pc + COMBINE.count), load(pc + COMBINE.itemsize),
                         load(pc + COMBINE.divisor),
                     )  # fmt: skip
                     if error != 0:
-                        store(frame + FRAME.pc, (pc - code) // 8)
-                        store(frame + FRAME.read_error, error)
+                        store(context + CONTEXT.pc, (pc - code) // 8)
+                        store(context + CONTEXT.read_error, error)
                         return READ_FAULT
                 else:
                     call(
@@ -275,10 +276,10 @@ def interpret(frame: Any) -> int:
                         continue
                     start += row * load(to + MEMORY_OPERAND.stride)
                     if HAS_DIRECT_READS and begin >> OWNER_BITS != 0:
-                        error = read_directly(frame, start, begin, abs(nbytes))
+                        error = read_directly(context, start, begin, abs(nbytes))
                         if error != 0:
-                            store(frame + FRAME.pc, (pc - code) // 8)
-                            store(frame + FRAME.read_error, error)
+                            store(context + CONTEXT.pc, (pc - code) // 8)
+                            store(context + CONTEXT.read_error, error)
                             return READ_FAULT
                         begin = start  # for further destinations
                     elif nbytes < 0:
@@ -301,8 +302,8 @@ def interpret(frame: Any) -> int:
             for _ in range(load(pc + ENTER.narrays)):
                 for b in range(width):
                     place = load(slot + 8 * b)
-                    if HAS_DIRECT_READS and (place < heap or place >= heap + load(frame + FRAME.heap_bytes)):
-                        store(table + 8 * b, place + load(frame + FRAME.owner))
+                    if HAS_DIRECT_READS and (place < heap or place >= heap + load(context + CONTEXT.heap_bytes)):
+                        store(table + 8 * b, place + load(context + CONTEXT.owner))
                     else:
                         store(table + 8 * b, place - heap)
                 table += 8 * width
@@ -310,25 +311,25 @@ def interpret(frame: Any) -> int:
             pc += ENTER.size
         elif not ON_GPU and opcode == BIND_ARG.opcode:
             number = load(pc + BIND_ARG.argument)
-            arguments, results = frame + FRAME.arguments, frame + FRAME.results
+            arguments, results = context + CONTEXT.arguments, context + CONTEXT.results
             array = load(load(arguments) + 8 * number if number >= 0 else load(results) + 8 * ~number)
-            in_use = number < 0 and references_to(array) > load(frame + FRAME.unshared_refcount)
-            refused = in_use or type_of(array) != load(frame + FRAME.ndarray) or not is_contiguous(array)
+            in_use = number < 0 and references_to(array) > load(context + CONTEXT.unshared_refcount)
+            refused = in_use or type_of(array) != load(context + CONTEXT.ndarray) or not is_contiguous(array)
             if not refused and number >= 0:
                 refused = dtype_of(array) != load(pc + BIND_ARG.dtype) or size_of(array) != load(pc + BIND_ARG.count)
             if refused:
-                store(frame + FRAME.fault_pc, (pc - code) // 8)
+                store(context + CONTEXT.fault_pc, (pc - code) // 8)
                 return NEEDS_FALLBACK
             data, staging, nbytes = data_of(array), load(pc + BIND_ARG.staging), load(pc + BIND_ARG.nbytes)
-            place = data - load(frame + FRAME.reading)
-            if place >= 0 and place < load(frame + FRAME.heap_bytes):
+            place = data - load(context + CONTEXT.reading)
+            if place >= 0 and place < load(context + CONTEXT.heap_bytes):
                 data = heap + place
-            if staging != LEFT_TO_STAGE and (data < heap or data + nbytes > heap + load(frame + FRAME.heap_bytes)):
+            if staging != LEFT_TO_STAGE and (data < heap or data + nbytes > heap + load(context + CONTEXT.heap_bytes)):
                 needs_fallback = staging == UNALLOCATED
                 if HAS_DIRECT_READS and staging == READ_DIRECTLY:
-                    needs_fallback = not can_be_read(frame, data)
+                    needs_fallback = not can_be_read(context, data)
                 if needs_fallback:
-                    store(frame + FRAME.fault_pc, (pc - code) // 8)
+                    store(context + CONTEXT.fault_pc, (pc - code) // 8)
                     return NEEDS_FALLBACK
                 if staging >= 0:
                     copy(heap + staging, data, nbytes)
@@ -338,7 +339,7 @@ def interpret(frame: Any) -> int:
         elif not ON_GPU and opcode == STAGE.opcode:
             data = load(addresses + 8 * load(pc + STAGE.argument_slot)) + load(pc + STAGE.start)
             to = load(pc + STAGE.copy)
-            if to != NO_COPY and (data < heap or data >= heap + load(frame + FRAME.heap_bytes)):
+            if to != NO_COPY and (data < heap or data >= heap + load(context + CONTEXT.heap_bytes)):
                 to += load(addresses + 8 * load(pc + STAGE.buffer_slot))
                 copy(to, data, load(pc + STAGE.nbytes))
                 data = to
@@ -354,7 +355,7 @@ def interpret(frame: Any) -> int:
             pc += FIND_MAILBOX.size
         elif HAS_MAILBOXES and opcode == RESERVE.opcode:
             goal = load(bases + 8 * load(pc + RESERVE.communicator)) + load(pc + RESERVE.value)
-            if load(load(frame + FRAME.low_water_marks) + 8 * load(pc + RESERVE.communicator)) >= goal:
+            if load(load(context + CONTEXT.low_water_marks) + 8 * load(pc + RESERVE.communicator)) >= goal:
                 pc += 8 * load(pc + RESERVE.words)
             else:
                 pc += RESERVE.size
@@ -366,8 +367,8 @@ def interpret(frame: Any) -> int:
             ahead = load(bases + 8 * load(pc + VERIFY.communicator)) + load(pc + VERIFY.value)
             differs = number != load(own + MAILBOX.number) or history != load(own + MAILBOX.history)
             if differs and number != ahead and number != -ahead and load_acquire(mailbox + MAILBOX.number) == number:
-                store(frame + FRAME.pc, (pc - code) // 8)
-                store(frame + FRAME.peer, load(pc + VERIFY.rank))
+                store(context + CONTEXT.pc, (pc - code) // 8)
+                store(context + CONTEXT.peer, load(pc + VERIFY.rank))
                 return MISMATCH
             pc += VERIFY.size
         elif HAS_MAILBOXES and opcode == RAISE_LOW_WATER_MARK.opcode:
@@ -375,7 +376,7 @@ def interpret(frame: Any) -> int:
             least = load_acquire(line)
             for i in range(1, load(pc + RAISE_LOW_WATER_MARK.ranks)):
                 least = min(least, load_acquire(line + LINE_BYTES * i))
-            store(load(frame + FRAME.low_water_marks) + 8 * load(pc + RAISE_LOW_WATER_MARK.communicator), least)
+            store(load(context + CONTEXT.low_water_marks) + 8 * load(pc + RAISE_LOW_WATER_MARK.communicator), least)
             pc += RAISE_LOW_WATER_MARK.size
         elif HAS_MAILBOXES and opcode == PUBLISH.opcode:
             mailbox, place = load(addresses + 8 * load(pc + PUBLISH.slot)), histories + 8 * load(pc + PUBLISH.communicator)
@@ -402,16 +403,16 @@ def interpret(frame: Any) -> int:
             store(base, load(base) + load(pc + ADVANCE.span))
             pc += ADVANCE.size
         elif HAS_MESSAGES and opcode == POST.opcode:
-            if load_acquire(load(frame + FRAME.failure)) != 0:  # the rank that failed may have changed what is sent
-                store(frame + FRAME.pc, (pc - code) // 8)
-                store(frame + FRAME.instruction_budget, budget)
+            if load_acquire(load(context + CONTEXT.failure)) != 0:  # the rank that failed may have changed what is sent
+                store(context + CONTEXT.pc, (pc - code) // 8)
+                store(context + CONTEXT.instruction_budget, budget)
                 return FAILED
             # The tag has the call's number: one that a rank leaves out would meet the next of its kind.
-            library, communicator = load(frame + FRAME.library), 8 * load(pc + POST.communicator)
+            library, communicator = load(context + CONTEXT.library), 8 * load(pc + POST.communicator)
             history = load(histories + communicator) ^ load(bases + communicator) * _MIX
             number, handle = load(pc + POST.message), load(library + LIBRARY.request_bytes)
-            message = load(frame + FRAME.messages) + MESSAGE.size * number
-            request = load(frame + FRAME.requests) + handle * number
+            message = load(context + CONTEXT.messages) + MESSAGE.size * number
+            request = load(context + CONTEXT.requests) + handle * number
             for _ in range(load(pc + POST.count)):
                 error = begin_message(
                     load(library + 8 * load(message + MESSAGE.function)),
@@ -421,25 +422,25 @@ def interpret(frame: Any) -> int:
                     load(library + LIBRARY.communicator), request,
                 )  # fmt: skip
                 if error != 0:
-                    store(frame + FRAME.pc, (pc - code) // 8)
-                    store(frame + FRAME.peer, load(message + MESSAGE.peer))
-                    store(frame + FRAME.library_error, error)
+                    store(context + CONTEXT.pc, (pc - code) // 8)
+                    store(context + CONTEXT.peer, load(message + MESSAGE.peer))
+                    store(context + CONTEXT.library_error, error)
                     return MESSAGE_FAULT
                 message += MESSAGE.size
                 request += handle
             pc += POST.size
         elif HAS_MESSAGES and opcode == COMPLETE.opcode:
-            library, number = load(frame + FRAME.library), load(pc + COMPLETE.message)
+            library, number = load(context + CONTEXT.library), load(pc + COMPLETE.message)
             last, handle = number + load(pc + COMPLETE.count), load(library + LIBRARY.request_bytes)
-            tests, tries, yields, began, since = load(frame + FRAME.message_tries), 0, 0, 0, 0
+            tests, tries, yields, began, since = load(context + CONTEXT.message_tries), 0, 0, 0, 0
             while number < last:
                 error = test_message(
-                    load(library + LIBRARY.test), load(frame + FRAME.requests) + handle * number, library + LIBRARY.flag,
+                    load(library + LIBRARY.test), load(context + CONTEXT.requests) + handle * number, library + LIBRARY.flag,
                     library + LIBRARY.status,
                 )  # fmt: skip
                 status = WAITING
                 if error != 0:
-                    store(frame + FRAME.library_error, error)
+                    store(context + CONTEXT.library_error, error)
                     status = MESSAGE_FAULT
                 elif load(library + LIBRARY.flag) != 0:
                     number += 1
@@ -448,52 +449,52 @@ def interpret(frame: Any) -> int:
                     tries += 1
                     if tries <= tests:
                         if tries % _GLANCE == 0:
-                            before, since = since, monotonic_ns(frame + FRAME.clock)
+                            before, since = since, monotonic_ns(context + CONTEXT.clock)
                             if before != 0 and since - before > _TIME_SLICE:
                                 tests = 0  # another process had the core, or the library's tests yield it
                         continue
                     if began == 0:
-                        began = since = monotonic_ns(frame + FRAME.clock)
+                        began = since = monotonic_ns(context + CONTEXT.clock)
                         if load(contention) > 0:
                             store(contention, load(contention) - 1)
                         else:
-                            yields = load(frame + FRAME.yields)
-                    if load_acquire(load(frame + FRAME.failure)) != 0:
+                            yields = load(context + CONTEXT.yields)
+                    if load_acquire(load(context + CONTEXT.failure)) != 0:
                         status = FAILED
                     elif yields > 0:
                         yields -= 1
                         yield_core()
-                        before, since = since, monotonic_ns(frame + FRAME.clock)
+                        before, since = since, monotonic_ns(context + CONTEXT.clock)
                         if since - before > _TIME_SLICE:
                             yields = 0
                             waits = min(max(2 * load(contention + 8), _LEAST_CONTENTION), _MOST_CONTENTION)
                             store(contention, waits)
                             store(contention + 8, waits)
                         continue
-                    elif monotonic_ns(frame + FRAME.clock) - began < load(frame + FRAME.patience):
+                    elif monotonic_ns(context + CONTEXT.clock) - began < load(context + CONTEXT.patience):
                         nap(_NAP)
                         continue
-                store(frame + FRAME.pc, (pc - code) // 8)
-                store(frame + FRAME.peer, load(load(frame + FRAME.messages) + MESSAGE.size * number + MESSAGE.peer))
-                store(frame + FRAME.message_reached, number)
-                store(frame + FRAME.instruction_budget, budget)
+                store(context + CONTEXT.pc, (pc - code) // 8)
+                store(context + CONTEXT.peer, load(load(context + CONTEXT.messages) + MESSAGE.size * number + MESSAGE.peer))
+                store(context + CONTEXT.message_reached, number)
+                store(context + CONTEXT.instruction_budget, budget)
                 return status
             if yields > 0 and load(contention + 8) > 0:
                 store(contention + 8, load(contention + 8) // 2)
             pc += COMPLETE.size
         else:
             # The rank that failed may have changed what was read. Blocks of a GPU that wait for nothing have no failure word.
-            if (not ON_GPU or load(frame + FRAME.failure) != 0) and load_acquire(load(frame + FRAME.failure)) != 0:
-                store(frame + FRAME.pc, (pc - code) // 8)
-                store(frame + FRAME.instruction_budget, budget)
+            if (not ON_GPU or load(context + CONTEXT.failure) != 0) and load_acquire(load(context + CONTEXT.failure)) != 0:
+                store(context + CONTEXT.pc, (pc - code) // 8)
+                store(context + CONTEXT.instruction_budget, budget)
                 return FAILED
-            again = load(frame + FRAME.repeats) - 1
+            again = load(context + CONTEXT.repeats) - 1
             if again <= 0:
                 if RECORDS:
-                    store(row + ROW.end, monotonic_ns(frame + FRAME.clock))
-                    store(frame + FRAME.row, row + ROW.size)
-                store(frame + FRAME.pc, 0)
-                store(frame + FRAME.instruction_budget, budget)
+                    store(row + ROW.end, monotonic_ns(context + CONTEXT.clock))
+                    store(context + CONTEXT.row, row + ROW.size)
+                store(context + CONTEXT.pc, 0)
+                store(context + CONTEXT.instruction_budget, budget)
                 return FINISHED
-            store(frame + FRAME.repeats, again)
+            store(context + CONTEXT.repeats, again)
             pc = code

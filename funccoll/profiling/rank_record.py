@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ProfileError
-from ..kernels.frame import ROW
+from ..kernels.kernel_context import ROW
 from ..runtime.recorder import CALL, FORMAT, RECORDING, SAMPLE, VERSION
 
 __all__ = [

@@ -2,8 +2,8 @@
 
 A run's folder has for each rank `rank-R.jsonl`, one JSON object in a line: first the head, then *definitions* (a plan, a
 program, a segment, a line of the user's), each written before anything refers to it; and for each of its threads
-`rank-R.thread-T.rows`, rows of four int64s as `kernels.frame` has them. A row's place is `number of a definition << 32 | word`,
-where the word is the index of an instruction in a plan's code, or CALL for the whole of it.
+`rank-R.thread-T.rows`, rows of four int64s as `kernels.kernel_context` has them. A row's place is `number of a
+definition << 32 | word`, where the word is the index of an instruction in a plan's code, or CALL for the whole of it.
 
 Rows wait in memory, and are appended to the file four times a second, by the thread itself, between calls. A file system may
 take tens of milliseconds for that, which rows tell; pages of a mapped file would take them in the middle of an instruction.
@@ -35,7 +35,7 @@ from ..config import PROFILE
 from ..core.machine_profile import boot_id
 from ..core.weak_values import WeakValues
 from ..errors import ProfileError, Source, system_reason, user_source
-from ..kernels.frame import ROW
+from ..kernels.kernel_context import ROW
 
 __all__ = [
     "CALL",

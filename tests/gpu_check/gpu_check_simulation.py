@@ -18,7 +18,7 @@ import numpy as np
 from funccoll.kernels import cuda_compiler
 from funccoll.kernels.cuda import Combine, Scope
 from funccoll.kernels.cuda_compiler import Kernel, Operations
-from funccoll.kernels.frame import WORD
+from funccoll.kernels.kernel_context import WORD
 from tests.gpu_check import gpu_trial
 from tests.support.cases import process_cases
 from tests.support.cases.collective_cases import dtypes_of
@@ -27,7 +27,7 @@ from tests.support.fakes.fake_cublas import FakeCublas
 
 
 def load_kernel(combines: Sequence[Combine], cc: tuple[int, int], scope: Scope) -> tuple[str, bytes]:
-    """A kernel whose "machine code" is its combines: launched, the simulator executes it on the frames at its address."""
+    """A kernel whose "machine code" is its combines: launched, the simulator executes it on the contexts at its address."""
     code = repr((scope, [(op, dtype.name) for op, dtype in combines])).encode()
 
     def run(grid: Any, address: int, table: int) -> None:

@@ -194,8 +194,8 @@ def function_of(trial: str) -> Callable[..., Any]:
 
 def place_of(error: BaseException) -> str:
     """The innermost line of this repository that an exception has passed."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return next(filter(None, (own_place(f.filename, f.lineno, f.name) for f in reversed(frames))), "")
+    contexts = traceback.extract_tb(error.__traceback__)
+    return next(filter(None, (own_place(f.filename, f.lineno, f.name) for f in reversed(contexts))), "")
 
 
 def own_place(path: str, line: object, function: str) -> str:

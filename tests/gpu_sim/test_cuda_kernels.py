@@ -25,7 +25,7 @@ import funccoll as fc
 from funccoll.core.types import bfloat16
 from funccoll.kernels.cuda import compile_kernel, load_kernel
 from funccoll.kernels.cuda_compiler import Kernel, Operations, assemble, compile_template
-from funccoll.kernels.frame import FAILED, WORD
+from funccoll.kernels.kernel_context import FAILED, WORD
 from funccoll.schedules.streams.instructions import Opcode, disassemble
 from funccoll.transports.cuda import virtual_devices
 from tests.support.cases.combine_operands import operations
@@ -272,12 +272,12 @@ def test_the_simulator_finds_races_missed_barriers_and_scopes_that_are_too_narro
 
 def test_a_block_that_begins_after_another_has_ended_early_executes_nothing():
     class After(SimulatedGpu):
-        def launch(self, combines, blocks, frames, *others):
-            rows = frames[: blocks * WORD.size].reshape(blocks, WORD.size)
+        def launch(self, combines, blocks, contexts, *others):
+            rows = contexts[: blocks * WORD.size].reshape(blocks, WORD.size)
             before = rows.copy()
             for address in {*rows[:, WORD.ended].tolist()}:
                 set_word(address, 1)
-            super().launch(combines, blocks, frames, *others)
+            super().launch(combines, blocks, contexts, *others)
             assert (rows[:, WORD.status] == FAILED).all()
             assert (rows[:, WORD.pc] == before[:, WORD.pc]).all()
             self.launches.append(blocks)

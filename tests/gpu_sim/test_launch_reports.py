@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from funccoll.kernels.frame import FAILED, WAITING, WORD
+from funccoll.kernels.kernel_context import FAILED, WAITING, WORD
 from funccoll.transports.cuda.launch_reports import LaunchedName, LaunchReports
 from tests.support.fakes.cuda_statuses import told
 

@@ -77,7 +77,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "schedules.model": (("topology",), ("cost",), ("select", "simulation"), ("simulate",)),
     "kernels": (
-        ("frame", "variants", "intrinsics", "conversions"), ("direct_reads", "stream_interpreter", "reductions", "block"),
+        ("kernel_context", "variants", "intrinsics", "conversions"),
+        ("direct_reads", "stream_interpreter", "reductions", "block"),
         ("cpu_fold", "object_cache", "cuda_intrinsics", "cuda_toolkit"), ("optimizer_step",), ("cpu", "cuda_compiler"),
         ("cuda", "cuda_compute"),
     ),
@@ -131,7 +132,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("gpu_arrays",), ("native", "message_rounds", "watchdog"), ("nccl_job",), ("nccl_transport",),
     ),
     "transports.cuda": (
-        ("block_frames", "launch_plan", "launch_reports", "peer_shutdown"), ("peer_plan", "virtual_devices"),
+        ("block_contexts", "launch_plan", "launch_reports", "peer_shutdown"), ("peer_plan", "virtual_devices"),
         ("peer_segments",), ("peer_memory",), ("job_gpus",), ("cuda_transport",),
     ),
     "torch": (

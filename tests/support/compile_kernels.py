@@ -12,7 +12,7 @@ import numpy as np
 
 import funccoll as fc
 from funccoll.kernels import cpu
-from funccoll.kernels.frame import WORD
+from funccoll.kernels.kernel_context import WORD
 from funccoll.schedules import Topology, build
 
 COMBINES = {
@@ -35,9 +35,9 @@ STEPS = {
 
 def compile_interpreters() -> None:
     """Compile the two that interpret plans, and the simulator of schedules."""
-    frame = np.zeros(WORD.size, np.int64)
+    context = np.zeros(WORD.size, np.int64)
     for records in (False, True):
-        cpu.interpreter(frame.ctypes.data, records)
+        cpu.interpreter(context.ctypes.data, records)
     build("all_reduce", 2, "ring").simulate(Topology.one_host(2), 1024)
 
 

@@ -363,13 +363,13 @@ class CupyGpu:
             runtime.hostUnregister(address)
 
     def launch(
-        self, combines: Sequence[Combine], blocks: int, frames: Any, table: Any, scope: Scope = "sys", waits: bool = True
+        self, combines: Sequence[Combine], blocks: int, contexts: Any, table: Any, scope: Scope = "sys", waits: bool = True
     ) -> None:
         """See `Gpu`."""
         kernel = self._function(tuple(combines), scope)
         if self._capturing.uploads is None:
             self._order.join()
-        arguments = np.int64(frames.data.ptr), np.int64(table.data.ptr)
+        arguments = np.int64(contexts.data.ptr), np.int64(table.data.ptr)
         kernel((blocks,), (THREADS,), arguments, enable_cooperative_groups=waits)
 
     @functools.cache  # noqa: B019  (there is one, as long as the process lives)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ...errors import Source
-from ...kernels.frame import WAITING, WORD
+from ...kernels.kernel_context import WAITING, WORD
 
 if TYPE_CHECKING:
     from .virtual_devices import Gpu
@@ -57,7 +57,7 @@ class LaunchReports:
         self._launches: list[LaunchedName] = []
 
     def words(self, launch: LaunchedName) -> dict[int, int | list[int]]:
-        """The words of the frames of a launch's blocks with which they report."""
+        """The words of the contexts of a launch's blocks with which they report."""
         label = len(self._launches) << _LAUNCH
         self._launches.append(launch)
         labels = [label + (block << _BLOCK) for block in range(launch.blocks)]

@@ -13,7 +13,7 @@ peer touches the segment any more; and no peer touches it for the next launch be
 channels touch different bytes. The counters never go back: a peer that is ahead only has larger ones, and it cannot have
 left what this rank still needs. A block's base stays in memory of its own and advances by the same span on all ranks at the
 end of every launch. A launch that ends early does not advance it, and no later one of that rank begins (`ENDED` in
-`kernels.frame`), so that no counter ever stands for what was not done.
+`kernels.kernel_context`), so that no counter ever stands for what was not done.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ import numpy as np
 from ...core.mesh import Mesh
 from ...errors import FunccollError
 from ...kernels.block import MAX_OPERANDS
-from ...kernels.frame import LINE_BYTES, WORD
+from ...kernels.kernel_context import LINE_BYTES, WORD
 from ...platforms.device import GpuDevice
 from ...runtime.collective_call import CollectiveCall
 from ...runtime.transport import AgreedExecutable, AgreedTransport
 from ..shm.host_barrier import Entry
 from ..shm.shm_transport import SharedMemoryTransport
-from .block_frames import block_frames
+from .block_contexts import block_contexts
 from .launch_reports import LaunchedName, LaunchReports
 from .peer_plan import PeerPlan, build_peer_plan
 from .peer_segments import MAX_CHANNELS, PeerGpu, PeerSegments
@@ -182,7 +182,7 @@ class PeerLaunch(AgreedExecutable):
             for slots, arrays in ((plan.inputs, blocks), (plan.outputs, outs)):
                 self._addresses[slots] = np.array([gpu.address(array) for array in arrays])[:, None]
             gpu.upload(self._table, self._addresses)
-            gpu.launch(plan.combines, len(plan.codes), self._frames, self._table, "sys")
+            gpu.launch(plan.combines, len(plan.codes), self._contexts, self._table, "sys")
         except BaseException as error:
             found = transport.explained(error) if isinstance(error, RuntimeError) else error
             if self.entry.count != before:  # peers launch, and would wait for this rank
@@ -198,7 +198,7 @@ class PeerLaunch(AgreedExecutable):
         if plan is None:
             plan = self._plan = self._make_plan()
         if self._patience_s != timeout:
-            self._patience_s, self._frames = timeout, self._make_frames(plan, timeout)
+            self._patience_s, self._contexts = timeout, self._make_contexts(plan, timeout)
         return plan
 
     def _make_plan(self) -> PeerPlan:
@@ -217,9 +217,9 @@ class PeerLaunch(AgreedExecutable):
         self._words = self.transport.reports.words(LaunchedName(self.call.name, self.call.source, channels, self.entry))
         return plan
 
-    def _make_frames(self, plan: PeerPlan, timeout: float) -> Any:
+    def _make_contexts(self, plan: PeerPlan, timeout: float) -> Any:
         words = self._words | {
             WORD.failure: self.transport.failure,
             WORD.bases: [self._bases + 8 * c for c in range(len(plan.codes))], WORD.patience: int(timeout * 1e9),
         }  # fmt: skip
-        return block_frames(self.gpu, plan.codes, words)
+        return block_contexts(self.gpu, plan.codes, words)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...core.mesh import Mesh, P, ReplicaGroups, Sharding
 from ...errors import FunccollError, MeshError
-from ...kernels.frame import LINE_BYTES
+from ...kernels.kernel_context import LINE_BYTES
 from .virtual_devices import Gpu
 
 __all__ = ["MAX_CHANNELS", "PeerGpu", "PeerSegments"]

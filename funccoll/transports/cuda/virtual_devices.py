@@ -19,13 +19,13 @@ from ...core.mesh import Mesh
 from ...errors import CollectiveTimeout, FunccollError, MeshError
 from ...kernels.block import MAX_OPERANDS
 from ...kernels.cuda import Combine, Scope
-from ...kernels.frame import WORD
+from ...kernels.kernel_context import WORD
 from ...platforms.array_library import ArrayLibrary
 from ...platforms.device import Copies, GpuDevice, Run
 from ...platforms.gpu.captured_program import CapturedProgram, Graph, GraphCache
 from ...runtime.collective_call import CollectiveCall, CopyGroups, Operand
 from ...runtime.transport import CollectiveExecutable, Transport
-from .block_frames import block_frames
+from .block_contexts import block_contexts
 from .launch_plan import LaunchPlan, build_launch_plan
 from .launch_reports import LaunchedName, LaunchReports
 
@@ -115,9 +115,9 @@ class Gpu(Protocol):
         ...
 
     def launch(
-        self, combines: Sequence[Combine], blocks: int, frames: Any, table: Any, scope: Scope = "sys", waits: bool = True
+        self, combines: Sequence[Combine], blocks: int, contexts: Any, table: Any, scope: Scope = "sys", waits: bool = True
     ) -> None:
-        """Launch the kernel, compiled for these combines, whose frames these are.
+        """Launch the kernel, compiled for these combines, whose contexts these are.
 
         `table` is the table of addresses, `scope` says with which other blocks they communicate. Where one `waits` for another
         they all run at the same time.
@@ -238,7 +238,7 @@ class Launch(CollectiveExecutable):
             WORD.heap: self.gpu.address(self._control),
             WORD.failure: self.device.reports.ended if plan.waits else 0, WORD.patience: _PATIENCE_S * 10**9,
         }  # fmt: skip
-        self._frames = block_frames(self.gpu, plan.codes, words)
+        self._contexts = block_contexts(self.gpu, plan.codes, words)
 
     def _memory(self, nbytes: int) -> Any:
         return self.gpu.allocate((max(nbytes, 1),), np.dtype(np.uint8))
@@ -261,5 +261,5 @@ class Launch(CollectiveExecutable):
             self._addresses[plan.outputs[number]] = np.array([gpu.address(x) for x in outs])[:, None]
             results.append([outs[device] for device in self._results])
         table = gpu.table(self._table, self._addresses)
-        gpu.launch(plan.combines, plan.blocks, self._frames, table, "gpu", plan.waits)
+        gpu.launch(plan.combines, plan.blocks, self._contexts, table, "gpu", plan.waits)
         return tuple(copies if len(copies) > 1 else copies[0] for copies in results)

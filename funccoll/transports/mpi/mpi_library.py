@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...kernels.frame import LIBRARY_WORD as WORD
+from ...kernels.kernel_context import LIBRARY_WORD as WORD
 
 __all__ = ["MpiLibrary"]
 

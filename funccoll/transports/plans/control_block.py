@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...core.machine_profile import DirectReads
-from ...kernels.frame import LINE, LINE_BYTES, MAILBOX
+from ...kernels.kernel_context import LINE, LINE_BYTES, MAILBOX
 
 __all__ = ["MAILBOXES", "MAILBOXES_ON_SHARED_CORES", "Communicator", "ControlBlock", "MailboxRing", "Mailboxes"]
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ...kernels.frame import MAILBOX
+from ...kernels.kernel_context import MAILBOX
 from ...schedules.chunk_layout import ChunkLayout
 from ...schedules.schedule import Schedule
 from ...schedules.streams.instructions import NO_MAILBOX, MemoryOperand, Opcode

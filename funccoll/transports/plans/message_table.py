@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from ...errors import FunccollError
-from ...kernels.frame import LIBRARY_WORD, MESSAGE, WORD
+from ...kernels.kernel_context import LIBRARY_WORD, MESSAGE, WORD
 from .transit import Message
 
 __all__ = ["MessageLibrary", "MessageTable"]
@@ -18,7 +18,7 @@ class MessageLibrary(Protocol):
     """The interface of a message-passing library to plans."""
 
     words: np.ndarray
-    """The table about it: `kernels.frame.LibraryRecord`."""
+    """The table about it: `kernels.kernel_context.LibraryRecord`."""
     piece_bytes: int
     """The size of messages that travel fastest, in bytes, where a larger one can be cut."""
 
@@ -36,9 +36,9 @@ class MessageLibrary(Protocol):
 
 
 class MessageTable:
-    """The messages of one plan: their rows and requests, to which the words of a frame point."""
+    """The messages of one plan: their rows and requests, to which the words of a context point."""
 
-    def __init__(self, messages: Sequence[Message], library: MessageLibrary | None, frame: np.ndarray):
+    def __init__(self, messages: Sequence[Message], library: MessageLibrary | None, context: np.ndarray):
         if not messages:
             return
         assert library is not None, "ranks of several hosts have a library that passes messages"
@@ -50,7 +50,7 @@ class MessageTable:
         self._words = library.words.copy()  # a flag and a status for each plan: other threads test messages of theirs
         tables = ((WORD.messages, self._rows), (WORD.requests, self._requests), (WORD.library, self._words))
         for word, table in tables:
-            frame[word] = table.ctypes.data
+            context[word] = table.ctypes.data
 
     def fault(self, name: str, words: Sequence[int]) -> FunccollError:
         """The error for a message that the library refuses."""

@@ -23,7 +23,7 @@ from ...core.ir import Var
 from ...errors import FunccollError, at_source
 from ...job import host
 from ...kernels.cpu import interpreter
-from ...kernels.frame import (
+from ...kernels.kernel_context import (
     ACCUMULATOR_BYTES,
     BUDGET_SPENT,
     FAILED,
@@ -73,7 +73,7 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
     when a rank has died, raised or left; ProgramMismatch when one runs something else; CollectiveTimeout after
     `fc.init(timeout=)` or FUNCCOLL_TIMEOUT seconds (600). No collective of the job runs after one of them.
 
-    All ranks of its communicators must call it. `frame` is the frame of its kernel (see `kernels.frame`).
+    All ranks of its communicators must call it. `context` is that of its kernel (`kernels.kernel_context`).
     """
 
     is_recorded = True
@@ -104,7 +104,7 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
         count = lambda: int(self.registry.bases[self.communicators[0].number])
         self._shared_buffers = SharedBuffers(plan, self.heap, self.world.rank, self._addresses, count) if plan.shared else None
         """None where no result is shared."""
-        self._make_frame()
+        self._make_context()
         register(self)
 
     def _communicator(self, call: CollectiveCall, number: int) -> Communicator:
@@ -147,11 +147,11 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
         self._buffers.append(self.heap.array((nbytes,), np.dtype(np.uint8)))
         return self.heap.offset_of(self._buffers[-1])
 
-    def _make_frame(self) -> None:
+    def _make_context(self) -> None:
         self._operands = np.zeros(2 * self.plan.max_operands, np.int64)  # those of a combine, and of a piece of it
         self._pieces = np.empty(PIECES_BYTES if self.registry.access.bounds else 0, np.uint8)
         self._accumulator = np.zeros(ACCUMULATOR_BYTES, np.uint8)
-        self.frame = np.zeros(WORD.size, np.int64)
+        self.context = np.zeros(WORD.size, np.int64)
         tables = (
             (WORD.code, self._code), (WORD.addresses, self._addresses), (WORD.bases, self.registry.bases),
             (WORD.histories, self.registry.histories), (WORD.low_water_marks, self.registry.low_water_marks),
@@ -159,26 +159,26 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
             (WORD.accumulator, self._accumulator), (WORD.pieces, self._pieces), (WORD.peers, self.registry.access.peers),
         )  # fmt: skip
         for word, table in tables:
-            self.frame[word] = table.ctypes.data
-        self.frame[WORD.heap] = self.frame[WORD.failure] = self.heap.base
-        self.frame[WORD.owner], self.frame[WORD.reading] = self.registry.access.owner, self.heap.reading_base
-        self.frame[WORD.heap_bytes], self.frame[WORD.instruction_budget] = self.heap.size, -1
-        self.frame[WORD.ndarray] = id(np.ndarray)
-        self.frame[WORD.unshared_refcount] = np.iinfo(np.int64).max if MEASURED_REFCOUNT is None else MEASURED_REFCOUNT
+            self.context[word] = table.ctypes.data
+        self.context[WORD.heap] = self.context[WORD.failure] = self.heap.base
+        self.context[WORD.owner], self.context[WORD.reading] = self.registry.access.owner, self.heap.reading_base
+        self.context[WORD.heap_bytes], self.context[WORD.instruction_budget] = self.heap.size, -1
+        self.context[WORD.ndarray] = id(np.ndarray)
+        self.context[WORD.unshared_refcount] = np.iinfo(np.int64).max if MEASURED_REFCOUNT is None else MEASURED_REFCOUNT
         # A process bound to one core has it for itself as long as there are enough cores.
         usable = _cores(frozenset(os.sched_getaffinity(0)))
         cores = usable if usable > 1 else os.cpu_count() or 1
         own_core = self.world.processes_here <= cores
-        self.frame[WORD.spins] = _SPINS if own_core else 0
-        self.frame[WORD.message_tries] = _TRIES if own_core else _FEW_TRIES
-        self.frame[WORD.yields], self.frame[WORD.patience] = _YIELDS, _PATIENCE
-        self._messages = MessageTable(self.plan.messages, self.world.transport.message_library, self.frame)
-        self._words: Any = memoryview(self.frame)  # type: ignore[arg-type]  # (NumPy's stubs: an array is a buffer)
-        self._kernel: Callable[[], int | None] = interpreter(self.frame.ctypes.data)
+        self.context[WORD.spins] = _SPINS if own_core else 0
+        self.context[WORD.message_tries] = _TRIES if own_core else _FEW_TRIES
+        self.context[WORD.yields], self.context[WORD.patience] = _YIELDS, _PATIENCE
+        self._messages = MessageTable(self.plan.messages, self.world.transport.message_library, self.context)
+        self._words: Any = memoryview(self.context)  # type: ignore[arg-type]  # (NumPy's stubs: an array is a buffer)
+        self._kernel: Callable[[], int | None] = interpreter(self.context.ctypes.data)
 
         self._count = count = 1 + max(self.plan.arguments, default=-1)
         self.bind(
-            self._kernel, self.frame.ctypes.data, (WORD.arguments, WORD.results, WORD.status),
+            self._kernel, self.context.ctypes.data, (WORD.arguments, WORD.results, WORD.status),
             self._ownership.words.ctypes.data, self.registry.busy, self._numbers,
             self._results.kept, self._results.others, count, len(self.plan.results),
         )  # fmt: skip
@@ -186,7 +186,7 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
 
     def record(self, recorder: Recorder | None) -> None:
         """See `Recordable`. Each instruction is recorded."""
-        plain = interpreter(self.frame.ctypes.data)
+        plain = interpreter(self.context.ctypes.data)
         self._kernel = plain if recorder is None else RecordedKernel(recorder, self, plain)
         self.is_fast = recorder is None and self._shared_buffers is None
 
@@ -269,11 +269,11 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
 
     def repeat(self, times: int, *arrays: Any) -> tuple[np.ndarray, ...]:
         """The results of `times` calls in a row, made as one native call: for benchmarks of the kernels."""
-        self.frame[WORD.repeats] = times
+        self.context[WORD.repeats] = times
         try:
             return self(*arrays)
         finally:
-            self.frame[WORD.repeats] = 0
+            self.context[WORD.repeats] = 0
 
     def _fallback(
         self, arrays: tuple[Any, ...], results: tuple[np.ndarray, ...]
@@ -408,11 +408,11 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
 
     def _is_done(self) -> bool:
         """True when a rank failed after everything was done, and nothing that was read can have changed: finish the call."""
-        frame = self.frame
-        at_end = int(self._code[frame[WORD.pc]]) == Opcode.END and frame[WORD.repeats] <= 1
+        context = self.context
+        at_end = int(self._code[context[WORD.pc]]) == Opcode.END and context[WORD.repeats] <= 1
         if not at_end or not self.registry.is_intact(self.members):
             return False
-        frame[WORD.pc] = 0
+        context[WORD.pc] = 0
         return True
 
     def _budget_spent(self) -> None:

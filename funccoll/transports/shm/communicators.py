@@ -20,7 +20,7 @@ from ...errors import FunccollError, RendezvousError
 from ...job import host
 from ...job.calling_thread import calling_thread
 from ...job.membership import Membership
-from ...kernels.frame import LINE_BYTES, MAILBOX, RECORD
+from ...kernels.kernel_context import LINE_BYTES, MAILBOX, RECORD
 from ..plans.control_block import MAILBOXES, MAILBOXES_ON_SHARED_CORES, Communicator, ControlBlock, Mailboxes
 from .decision_log import Decided, DecisionLog, Events, read_log
 from .heap import HEADER, Heap
@@ -66,7 +66,7 @@ class Communicators:
         self.low_water_marks = np.zeros(_MAX_COMMUNICATORS, np.int64)
         """By communicator, a count that the counters of all its ranks have reached: see RESERVE."""
         self.contention = np.zeros(2, np.int64)
-        """The waits' record of other processes that want this one's core: see `contention` in `kernels.frame`."""
+        """The waits' record of other processes that want this one's core: see `contention` in `kernels.kernel_context`."""
         self.busy = bytearray(_MAX_COMMUNICATORS)
         """By communicator, 1 while one of its calls runs: a call from inside it, by a signal handler say, is refused."""
         self.plans: WeakValues[int, Plan] = WeakValues()

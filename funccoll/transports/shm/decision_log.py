@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...kernels.frame import RECORD
+from ...kernels.kernel_context import RECORD
 from .heap import Heap
 
 __all__ = ["Decided", "DecisionLog", "Events", "read_log"]

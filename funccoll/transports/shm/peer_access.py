@@ -22,7 +22,7 @@ from ...core import machine_profile
 from ...core.display import size_text
 from ...errors import RendezvousError
 from ...job import process_memory
-from ...kernels.frame import OWNER_BITS, PEER
+from ...kernels.kernel_context import OWNER_BITS, PEER
 from ..plans import staging
 from .heap import Heap
 

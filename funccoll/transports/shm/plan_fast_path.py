@@ -34,15 +34,15 @@ class PythonPlanFastPath:
     """True when the last call has done all that others wait for, whether or not an exception has left it then."""
 
     def bind(
-        self, kernel: Callable[[], int], frame: int, words: tuple[int, int, int], owner: int, busy: bytearray,
+        self, kernel: Callable[[], int], context: int, words: tuple[int, int, int], owner: int, busy: bytearray,
         communicators: tuple[int, ...], kept: list[tuple[np.ndarray, ...]], others: Callable[[], tuple[np.ndarray, ...]],
         nargs: int, nresults: int,
     ) -> None:  # fmt: skip
-        """Set what a call uses. Frame and owner are addresses, whose memory must live as long as this object."""
+        """Set what a call uses. Context and owner are addresses, whose memory must live as long as this object."""
         self._plain, self._busy, self._others, self._nargs, self._number = kernel, busy, others, nargs, communicators[0]
         self._is_one = len(communicators) == 1
         self._kept = kept if UNSHARED_REFCOUNT is not None else []  # the kernel sees which of them are in use
-        self._thread, self._arguments, self._taken = map(_word, (owner, *(frame + 8 * word for word in words[:2])))
+        self._thread, self._arguments, self._taken = map(_word, (owner, *(context + 8 * word for word in words[:2])))
         self.is_fast = True
 
     @property

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.types import dtype_name
 from ...kernels.cpu import interpreter
-from ...kernels.frame import FINISHED, ROWS_FULL, WORD
+from ...kernels.kernel_context import FINISHED, ROWS_FULL, WORD
 from ...runtime.recorder import CALL, Recorder, RowFile
 from ...schedules.streams.instructions import Instruction, MemoryOperand, Opcode, disassemble
 from ..plans.planned_collective import PlannedCollective
@@ -27,11 +27,11 @@ class RecordedKernel:
         self._recorder, self._plain, self._key = recorder, plain, object()
         self._group = weakref.ref(group)  # which has this kernel, and goes, with its memory, when nothing else refers to it
         self._words: Any = group._words
-        self._kernel = interpreter(group.frame.ctypes.data, records=True)
+        self._kernel = interpreter(group.context.ctypes.data, records=True)
         self._number, self._line, self._began = 0, 0, 0
 
     def __call__(self) -> None:
-        """Run from the PC in the frame; afterwards its status is there."""
+        """Run from the PC in the context; afterwards its status is there."""
         recorder = self._recorder
         try:
             file = recorder.rows()

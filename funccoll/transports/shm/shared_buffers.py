@@ -25,7 +25,7 @@ class SharedBuffers:
     """
 
     def __init__(self, plan: Plan, heap: Heap, rank: int, addresses: np.ndarray, count: Callable[[], int]):
-        """`rank` is this process's; `addresses` is the table of the call's frame; `count` says how far calls have come."""
+        """`rank` is this process's; `addresses` is the table of the call's context; `count` says how far calls have come."""
         self.heap, self.arguments = heap, plan.arguments
         self.addresses: Any = memoryview(addresses)  # type: ignore[arg-type]  # (NumPy's stubs: an array is a buffer)
         self.owned = [shared for shared in plan.shared if shared.owner == rank]

@@ -13,7 +13,7 @@ from funccoll import schedules
 from funccoll.core.mesh import abstract_mesh
 from funccoll.errors import FunccollError
 from funccoll.kernels.cpu import combine_address
-from funccoll.kernels.frame import BUDGET_SPENT, FINISHED, MAILBOX, MISMATCH, WAITING, WORD
+from funccoll.kernels.kernel_context import BUDGET_SPENT, FINISHED, MAILBOX, MISMATCH, WAITING, WORD
 from funccoll.runtime.collective_call import CollectiveCall, Operand
 from funccoll.schedules.chunk_layout import ChunkLayout
 from funccoll.schedules.collective import KINDS
@@ -239,10 +239,10 @@ class Job:
     def step(self, rank, instructions):
         """Run this many instructions of a rank's call, and begin its next one at the end; False where it only waits."""
         call = self.current[rank]
-        before = int(call.frame[WORD.pc])
+        before = int(call.context[WORD.pc])
         status = call.advance(instructions)
         if status == MISMATCH:
-            self.refused[rank] = int(call.frame[WORD.peer]) - 10
+            self.refused[rank] = int(call.context[WORD.peer]) - 10
         elif status == FINISHED:
             self.check(rank, self.numbers[rank], call)
             self.numbers[rank] += 1
@@ -250,7 +250,7 @@ class Job:
             self.current[rank] = self.begin(rank, self.numbers[rank])
         else:
             assert status in (BUDGET_SPENT, WAITING), status
-        return status != WAITING or int(call.frame[WORD.pc]) != before
+        return status != WAITING or int(call.context[WORD.pc]) != before
 
     def check(self, rank, number, call):
         schedule = self.schedules[rank][number % len(self.ranks[rank])]

@@ -26,7 +26,7 @@ import numpy as np
 import funccoll as fc
 from funccoll import P
 from funccoll.errors import CollectiveTimeout, PeerFailure, ProgramMismatch, RendezvousError
-from funccoll.kernels.frame import WAITING, WORD
+from funccoll.kernels.kernel_context import WAITING, WORD
 from funccoll.transports.shm import arena
 from tests.support.ranks.failure_ranks import (
     AXES,
@@ -280,7 +280,7 @@ def interrupt_at_the_end(group: Any) -> None:
 
     def raising() -> None:
         kernel()
-        while group.frame[WORD.status] == WAITING:
+        while group.context[WORD.status] == WAITING:
             kernel()
         group._kernel, group.is_fast = kernel, True
         raise ValueError("an interrupt")

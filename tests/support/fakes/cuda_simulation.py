@@ -27,7 +27,7 @@ from funccoll.kernels import block
 from funccoll.kernels.block import VECTOR_BYTES
 from funccoll.kernels.cuda import Combine, Scope, kernel_template
 from funccoll.kernels.cuda_compiler import Operations
-from funccoll.kernels.frame import BUDGET_SPENT, FAILED, FINISHED, WAITING, WORD
+from funccoll.kernels.kernel_context import BUDGET_SPENT, FAILED, FINISHED, WAITING, WORD
 from funccoll.kernels.reductions import Machine
 from funccoll.platforms.array_library import NUMPY
 from funccoll.platforms.gpu.captured_program import GraphCache
@@ -344,22 +344,22 @@ class SimulatedGpu:
         return words, words.ctypes.data
 
     def launch(
-        self, combines: Sequence[Combine], blocks: int, frames: np.ndarray, table: np.ndarray, scope: Scope = "sys",
+        self, combines: Sequence[Combine], blocks: int, contexts: np.ndarray, table: np.ndarray, scope: Scope = "sys",
         waits: bool = True,
     ) -> None:  # fmt: skip
         before = self.waits
-        self.launch_at(combines, blocks, frames, self.address(table), scope)
+        self.launch_at(combines, blocks, contexts, self.address(table), scope)
         assert waits or self.waits == before, "a block waits for one that may begin when it has ended"
 
     def launch_at(
-        self, combines: Sequence[Combine], blocks: int, frames: np.ndarray, table: int, scope: Scope = "sys"
+        self, combines: Sequence[Combine], blocks: int, contexts: np.ndarray, table: int, scope: Scope = "sys"
     ) -> None:
         """The same with the address of the table."""
         assert blocks <= self.max_blocks, f"{blocks} blocks do not run at the same time: a cooperative launch refuses them"
         key = tuple(combines), scope
         if key not in self.kernels:
             self.kernels[key] = kernel_template(key[0], Operations(MACHINE, MEMORY), scope)
-        rows = frames[: blocks * WORD.size].reshape(blocks, WORD.size)
+        rows = contexts[: blocks * WORD.size].reshape(blocks, WORD.size)
         rows[:, [WORD.spins, WORD.yields, WORD.patience]] = 0
         reporting = rows[:, [WORD.ended, WORD.report]].copy()
         try:

@@ -58,7 +58,9 @@ FAULTS: dict[str, AbstractContextManager[Any]] = {
     "a plain store for the release": memory("store_release_gpu", "store"),
     "a plain load for the acquire": memory("load_acquire_gpu", "load"),
     "a report for the GPU alone": memory("store_release_sys", "store_release_gpu"),
-    "a release in shared memory": source(SOURCE.replace("store(frame + FRAME.status", "store_release(frame + FRAME.status")),
+    "a release in shared memory": source(
+        SOURCE.replace("store(context + CONTEXT.status", "store_release(context + CONTEXT.status")
+    ),
 }  # fmt: skip
 
 

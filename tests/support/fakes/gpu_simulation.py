@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import funccoll as fc
-from funccoll.kernels.frame import WORD
+from funccoll.kernels.kernel_context import WORD
 from tests.support.fakes import cuda_simulation, fake_cuda, fake_cupy
 from tests.support.fakes.fake_cublas import FakeCublas
 from tests.support.fakes.thread_order import SHARED_WITH_OTHERS
@@ -31,9 +31,9 @@ def install(simulated: cuda_simulation.SimulatedGpu) -> None:
     def load_kernel(combines: Any, cc: Any, scope: Any) -> tuple[str, bytes]:
         code = repr((combines, scope)).encode()
 
-        def run(grid: Any, frames: int, table: int) -> None:
+        def run(grid: Any, contexts: int, table: int) -> None:
             words = grid[0] * WORD.size
-            rows = np.ndarray((words,), np.int64, (ctypes.c_int64 * words).from_address(frames))
+            rows = np.ndarray((words,), np.int64, (ctypes.c_int64 * words).from_address(contexts))
             simulated.launch_at(combines, grid[0], rows, table, scope)
 
         fake_cuda.Module.kernels[code] = {"run_blocks": run}

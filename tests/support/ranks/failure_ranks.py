@@ -22,7 +22,7 @@ import funccoll as fc
 from funccoll import P
 from funccoll.core.mesh import Mesh
 from funccoll.job import job_context
-from funccoll.kernels.frame import WORD
+from funccoll.kernels.kernel_context import WORD
 from funccoll.transports.plans import staging
 from funccoll.transports.shm.collective_group import CollectiveGroup
 from tests.support.ranks.rank_server import build
@@ -207,9 +207,9 @@ class Mortal:
         call = CollectiveGroup.__call__
 
         def counted(group: Any, *arrays: Any) -> Any:
-            budget = group.frame[WORD.instruction_budget] = max(0, self.last - self.executed)
+            budget = group.context[WORD.instruction_budget] = max(0, self.last - self.executed)
             found = call(group, *arrays)
-            self.executed += int(budget - group.frame[WORD.instruction_budget])
+            self.executed += int(budget - group.context[WORD.instruction_budget])
             return found
 
         CollectiveGroup.__call__ = counted

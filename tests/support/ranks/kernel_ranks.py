@@ -9,7 +9,7 @@ import numpy as np
 
 from funccoll.core.mesh import abstract_mesh
 from funccoll.kernels.cpu import interpreter
-from funccoll.kernels.frame import ACCUMULATOR_BYTES, WAITING, WORD
+from funccoll.kernels.kernel_context import ACCUMULATOR_BYTES, WAITING, WORD
 from funccoll.runtime.collective_call import CollectiveCall, Operand
 from funccoll.schedules.chunk_layout import ChunkLayout
 from funccoll.schedules.schedule import Schedule
@@ -73,34 +73,34 @@ class Rank:
         self.input, self.output = (shared.array(n, dtype) for n in (shape[0], operand.out_shape[0]))
         self.arguments, self.results = (self.input,), (self.output,)
         self.operands, self.accumulator = np.zeros(plan.max_operands, np.int64), np.zeros(ACCUMULATOR_BYTES, np.uint8)
-        self.frame, self.contention = np.zeros(WORD.size, np.int64), shared.contention
+        self.context, self.contention = np.zeros(WORD.size, np.int64), shared.contention
         tables = ((WORD.code, self.code), (WORD.addresses, self.addresses), (WORD.bases, shared.bases),
                   (WORD.operands, self.operands), (WORD.accumulator, self.accumulator),
                   (WORD.low_water_marks, shared.low_water_marks), (WORD.contention, self.contention),
                   (WORD.histories, shared.histories))  # fmt: skip
         for word, table in tables:
-            self.frame[word] = table.ctypes.data
+            self.context[word] = table.ctypes.data
         for word, arrays in ((WORD.arguments, self.arguments), (WORD.results, self.results)):
-            self.frame[word] = id(arrays) + tuple.__basicsize__
-        self.frame[WORD.heap] = self.frame[WORD.failure] = shared.base
-        self.frame[WORD.heap_bytes] = MEMORY
-        self.frame[[WORD.spins, WORD.yields, WORD.patience, WORD.instruction_budget]] = 400, 200, 100_000_000, -1
-        self.frame[WORD.ndarray], self.frame[WORD.unshared_refcount] = id(np.ndarray), 1 << 31
-        self.messages = MessageTable(plan.messages, library, self.frame)
-        self.kernel = interpreter(self.frame.ctypes.data)
+            self.context[word] = id(arrays) + tuple.__basicsize__
+        self.context[WORD.heap] = self.context[WORD.failure] = shared.base
+        self.context[WORD.heap_bytes] = MEMORY
+        self.context[[WORD.spins, WORD.yields, WORD.patience, WORD.instruction_budget]] = 400, 200, 100_000_000, -1
+        self.context[WORD.ndarray], self.context[WORD.unshared_refcount] = id(np.ndarray), 1 << 31
+        self.messages = MessageTable(plan.messages, library, self.context)
+        self.kernel = interpreter(self.context.ctypes.data)
 
     def run(self, seconds: float = 120.0) -> int:
         """The status at the end; WAITING when there was none in this time."""
         end = time.monotonic() + seconds
         while True:
             self.kernel()
-            status = self.frame[WORD.status]
+            status = self.context[WORD.status]
             if status != WAITING or time.monotonic() > end:
                 return status
 
     def advance(self, instructions: int) -> int:
         """The status after at most this many instructions: BUDGET_SPENT after all of them. A wait in vain is not repeated."""
-        self.frame[[WORD.spins, WORD.yields, WORD.patience]] = 0
-        self.frame[WORD.instruction_budget] = instructions
+        self.context[[WORD.spins, WORD.yields, WORD.patience]] = 0
+        self.context[WORD.instruction_budget] = instructions
         self.kernel()
-        return int(self.frame[WORD.status])
+        return int(self.context[WORD.status])

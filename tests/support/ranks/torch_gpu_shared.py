@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import funccoll as fc
-from funccoll.kernels.frame import WORD
+from funccoll.kernels.kernel_context import WORD
 from tests.support.cases import torch_gpu_cases as cases
 from tests.support.fakes import fake_cuda, fake_nccl, peer_simulation
 

@@ -16,7 +16,7 @@ from numba import njit
 
 from funccoll.kernels import intrinsics
 from funccoll.kernels.cpu import combine_address, interpreter
-from funccoll.kernels.frame import (
+from funccoll.kernels.kernel_context import (
     ACCUMULATOR_BYTES,
     FAILED,
     FINISHED,
@@ -199,7 +199,7 @@ def test_a_peer_that_runs_something_else_is_noticed_before_anything_moves():
         me = Rank(rank, memory, schedule, 64, np.dtype(np.float32), "sum", identity=f"program {rank}")
         me.input[:], me.output[:] = rank, -99
         assert me.run() == MISMATCH
-        assert me.frame[WORD.peer] == 10 + 1 - rank
+        assert me.context[WORD.peer] == 10 + 1 - rank
         assert (me.output == -99).all()
 
     assert in_processes(2, body) == [0, 0]
@@ -211,7 +211,7 @@ def test_a_rank_that_waits_gives_python_a_turn_and_sees_a_failure():
     combine_address("sum", np.dtype(np.float32))
     me = Rank(0, mmap.mmap(-1, MEMORY), schedule, 64, np.dtype(np.float32), "sum")
     assert me.run(seconds=0) == WAITING
-    assert me.frame[WORD.peer] == 11
+    assert me.context[WORD.peer] == 11
     me.memory[:8].view(np.int64)[0] = 2
     assert me.run() == FAILED
 
@@ -276,32 +276,32 @@ def test_a_rank_that_waits_for_a_message_gives_python_a_turn_although_each_try_t
     """It sees what comes, asks a peer what it runs and takes interrupts: 5,000 tries, or 2,000 yields, would be minutes."""
     library = SlowLibrary()
     me = Rank(0, mmap.mmap(-1, MEMORY), build("barrier", 2), 0, np.dtype(np.uint8), "or", library=library)
-    me.frame[[WORD.message_tries, WORD.yields]] = tries, 2000
+    me.context[[WORD.message_tries, WORD.yields]] = tries, 2000
     assert me.run(seconds=0) == WAITING
-    assert me.frame[WORD.peer] == 11
+    assert me.context[WORD.peer] == 11
     assert library.tests < 200
     left, again = me.contention
     assert left == again >= 8
-    me.frame[WORD.message_tries] = 0
+    me.context[WORD.message_tries] = 0
     assert me.run(seconds=0) == WAITING
     assert me.contention.tolist() == [left - 1, again]
 
 
 def test_what_the_kernel_cannot_bind_is_named():
-    """The frame says which BIND_ARG needs a fallback; nothing was published before."""
+    """The context says which BIND_ARG needs a fallback; nothing was published before."""
     me = Rank(0, mmap.mmap(-1, MEMORY), build("all_reduce", 2, "one_shot"), 64, np.dtype(np.float32), "sum")
 
     def fault(argument: object, result: np.ndarray) -> int:
         tables = (argument,), (result,)
-        me.frame[[WORD.arguments, WORD.results]] = [id(table) + tuple.__basicsize__ for table in tables]
-        me.frame[WORD.peer] = 77
+        me.context[[WORD.arguments, WORD.results]] = [id(table) + tuple.__basicsize__ for table in tables]
+        me.context[WORD.peer] = 77
         assert me.run() == NEEDS_FALLBACK
-        assert me.frame[WORD.peer] == 77
+        assert me.context[WORD.peer] == 77
         assert not me.memory[4096 : 4096 + 256].any()
-        return Opcode.BIND_ARG.read(me.code, me.frame[WORD.fault_pc], "argument")
+        return Opcode.BIND_ARG.read(me.code, me.context[WORD.fault_pc], "argument")
 
     assert fault(1.0, me.output) == 0
     assert fault(np.ones(128, np.float32)[::2], me.output) == 0
     assert fault(np.ones(64, np.float32), me.output) == 0  # private, and without a staging buffer
-    me.frame[WORD.unshared_refcount] = 0
+    me.context[WORD.unshared_refcount] = 0
     assert fault(me.input, me.output) == ~0

@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 
 from funccoll.kernels import cpu, object_cache
-from funccoll.kernels.frame import WORD
+from funccoll.kernels.kernel_context import WORD
 
 SUM = """
 import ctypes, sys
 import numpy as np
 from funccoll.kernels import cpu
-from funccoll.kernels.frame import ACCUMULATOR_BYTES, FINISHED, FRAME, WORD
+from funccoll.kernels.kernel_context import ACCUMULATOR_BYTES, FINISHED, CONTEXT, WORD
 from funccoll.schedules.streams.instructions import Opcode
-frame = np.zeros(WORD.size, np.int64)
+context = np.zeros(WORD.size, np.int64)
 code = np.array(Opcode.END.encode())
-frame[WORD.code], frame[WORD.failure] = code.ctypes.data, frame.ctypes.data + FRAME.ignored
-frame[WORD.instruction_budget] = -1
-frame[WORD.status] = -1
-cpu.interpreter(frame.ctypes.data)()
-assert frame[WORD.status] == FINISHED
+context[WORD.code], context[WORD.failure] = code.ctypes.data, context.ctypes.data + CONTEXT.ignored
+context[WORD.instruction_budget] = -1
+context[WORD.status] = -1
+cpu.interpreter(context.ctypes.data)()
+assert context[WORD.status] == FINISHED
 combine = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * 9)(cpu.combine_address("sum", np.dtype(np.float32)))
 xs, out = np.arange(8000, dtype=np.float32).reshape(4, 2000), np.zeros(2000, np.float32)
 accumulator = np.zeros(ACCUMULATOR_BYTES, np.uint8).ctypes

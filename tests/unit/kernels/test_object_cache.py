@@ -17,7 +17,7 @@ import pytest
 
 import funccoll
 from funccoll.kernels import cpu, object_cache
-from funccoll.kernels.frame import WORD
+from funccoll.kernels.kernel_context import WORD
 from funccoll.kernels.object_cache import address_of, cache_directory
 
 MINE = os.geteuid()

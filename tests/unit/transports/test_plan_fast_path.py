@@ -21,7 +21,7 @@ from funccoll.compiler import fast_paths
 from funccoll.compiler.fast_paths import make_fast_path
 from funccoll.core.c_extension import extension
 from funccoll.core.mesh import Sharding
-from funccoll.kernels.frame import NEEDS_FALLBACK
+from funccoll.kernels.kernel_context import NEEDS_FALLBACK
 from funccoll.transports.shm import plan_fast_path
 from funccoll.transports.shm.plan_fast_path import TUPLE_HEAD, PythonPlanFastPath
 from funccoll.transports.shm.results import UNSHARED_REFCOUNT, ResultPool
@@ -47,28 +47,28 @@ def group(
     class Group(KINDS[kind]):
         def __init__(self) -> None:
             self.log: list[Any] = []
-            self.frame, self.owner, self.busy = np.zeros(3, np.int64), np.zeros(1, np.int64), bytearray(8)
+            self.context, self.owner, self.busy = np.zeros(3, np.int64), np.zeros(1, np.int64), bytearray(8)
             self.owner[0] = threading.get_ident()
             self.pool = ResultPool([lambda: np.zeros(2)] * nresults, [16] * nresults)
-            pointers = self.frame.ctypes.data, self.owner.ctypes.data
+            pointers = self.context.ctypes.data, self.owner.ctypes.data
             bind = self.kernel, pointers[0], (ARGUMENTS, RESULTS, STATUS), pointers[1], self.busy, numbers
             self.bind(*bind, self.pool.kept, self.pool.others, nargs, nresults)
 
         def kernel(self) -> int:
-            results = ctypes.c_void_p.from_address(int(self.frame[RESULTS]))
+            results = ctypes.c_void_p.from_address(int(self.context[RESULTS]))
             places = (ctypes.c_void_p * nresults).from_address(ctypes.addressof(results))
             in_use = any(ctypes.c_uint32.from_address(at).value > UNSHARED_REFCOUNT for at in places)
-            self.frame[STATUS] = NEEDS_FALLBACK if in_use else kernel(self) or 0
-            return int(self.frame[STATUS])
+            self.context[STATUS] = NEEDS_FALLBACK if in_use else kernel(self) or 0
+            return int(self.context[STATUS])
 
         def fallback(self, arrays: tuple[Any, ...]) -> Any:
             self.log.append(("slowly", arrays))
             return ("slow",)
 
         def finish(self, arrays: Any, results: Any, _: object = None) -> Any:
-            if self.frame[STATUS] == NEEDS_FALLBACK:
+            if self.context[STATUS] == NEEDS_FALLBACK:
                 results = self.pool.others()
-                self.frame[RESULTS] = id(results) + TUPLE_HEAD
+                self.context[RESULTS] = id(results) + TUPLE_HEAD
                 self.kernel()
             else:
                 self.log.append(("finish", arrays, results, bytes(self.busy)))
@@ -76,7 +76,7 @@ def group(
 
         def interrupted(self, arrays: Any, results: Any, error: BaseException) -> None:
             self.log.append(("interrupted", type(error)))
-            self.is_complete = bool(self.frame[STATUS] == 0)
+            self.is_complete = bool(self.context[STATUS] == 0)
 
     return Group()
 
@@ -84,7 +84,7 @@ def group(
 def add_one(self: Any) -> None:
     """A kernel: results := arguments + 1, each."""
     for i in range(len(self.pool.make)):
-        item(int(self.frame[RESULTS]), i)[:] = item(int(self.frame[ARGUMENTS]), i) + 1
+        item(int(self.context[RESULTS]), i)[:] = item(int(self.context[ARGUMENTS]), i) + 1
     assert self.busy[3] == 1
 
 
@@ -162,7 +162,7 @@ def test_an_interrupt_while_the_kernel_runs(kind, status):
         # Not in the kernel, which is Python here: it would raise before its end.
         old = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
         signal.raise_signal(signal.SIGUSR1)
-        self.frame[STATUS] = status
+        self.context[STATUS] = status
         signal.pthread_sigmask(signal.SIG_SETMASK, old)
         return status
 

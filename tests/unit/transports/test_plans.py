@@ -10,7 +10,7 @@ import pytest
 
 from funccoll import schedules
 from funccoll.core.mesh import abstract_mesh
-from funccoll.kernels.frame import LINE
+from funccoll.kernels.kernel_context import LINE
 from funccoll.runtime.collective_call import CollectiveCall, Operand
 from funccoll.schedules.chunk_layout import ChunkLayout
 from funccoll.schedules.collective import KINDS

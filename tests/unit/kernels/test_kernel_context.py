@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funccoll.kernels import frame
-from funccoll.kernels.frame import layout, word
+from funccoll.kernels import kernel_context
+from funccoll.kernels.kernel_context import layout, word
 from tests.repo.layers import FILES
 
 RECORDS = {
-    frame.FrameRecord: ("FRAME", "WORD"), frame.LibraryRecord: ("LIBRARY", "WORD"), frame.LineHead: ("LINE",),
-    frame.MailboxHead: ("MAILBOX",), frame.RecordHead: ("RECORD",), frame.MessageRow: ("MESSAGE",), frame.PeerRow: ("PEER",),
-    frame.RecordedRow: ("ROW",),
+    kernel_context.ContextRecord: ("CONTEXT", "WORD"), kernel_context.LibraryRecord: ("LIBRARY", "WORD"),
+    kernel_context.LineHead: ("LINE",), kernel_context.MailboxHead: ("MAILBOX",), kernel_context.RecordHead: ("RECORD",),
+    kernel_context.MessageRow: ("MESSAGE",), kernel_context.PeerRow: ("PEER",), kernel_context.RecordedRow: ("ROW",),
 }  # fmt: skip
 """Record -> the names by which modules know its layouts."""
 AT_THE_BEGINNING = {"LineHead.counter", "RecordedRow.place"}
@@ -35,7 +35,7 @@ def test_places(widths: list[int], unit: int) -> None:
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
 def test_fields(record: Any) -> None:
     """Each declared field has a place, documentation, and a use: a word that nothing reads or writes is not kept."""
-    source = "\n".join(path.read_text() for path in FILES if path.name != "frame.py")
+    source = "\n".join(path.read_text() for path in FILES if path.name != "kernel_context.py")
     assert layout(record)._fields == tuple(record.__annotations__) and record.__doc__
     for name in record.__annotations__:
         field = vars(record)[name]
@@ -46,5 +46,5 @@ def test_fields(record: Any) -> None:
 
 
 def test_units() -> None:
-    assert [8 * number for number in frame.WORD] == [*frame.FRAME]  # pyright: ignore
-    assert [8 * number for number in frame.LIBRARY_WORD] == [*frame.LIBRARY]  # pyright: ignore
+    assert [8 * number for number in kernel_context.WORD] == [*kernel_context.CONTEXT]  # pyright: ignore
+    assert [8 * number for number in kernel_context.LIBRARY_WORD] == [*kernel_context.LIBRARY]  # pyright: ignore

@@ -1,8 +1,8 @@
-"""The frame: an array of int64 words in which a call of the stream interpreter finds everything that it needs besides its code.
+"""The kernel context: int64 words in which a call of the stream interpreter finds everything that it needs besides its code.
 
 Each record of words is a class below: its fields in the order of memory, each of one word or of several, with their
-documentation. Kernels address a field by its offset in bytes (`FRAME.pc`, `LINE.call`), Python a word of a frame by its number
-(`frame[WORD.pc]`); `print(WORD)` shows all numbers. Numba takes both as constants. Addresses are plain integers.
+documentation. Kernels address a field by its offset in bytes (`CONTEXT.pc`, `LINE.call`), Python a word of a context by its
+number (`context[WORD.pc]`); `print(WORD)` shows all numbers. Numba takes both as constants. Addresses are plain integers.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
 __all__ = [
-    "ACCUMULATOR_BYTES", "BLOCK_BYTES", "BUDGET_SPENT", "FAILED", "FINISHED", "FRAME", "LIBRARY", "LIBRARY_WORD", "LINE",
+    "ACCUMULATOR_BYTES", "BLOCK_BYTES", "BUDGET_SPENT", "CONTEXT", "FAILED", "FINISHED", "LIBRARY", "LIBRARY_WORD", "LINE",
     "LINE_BYTES", "MAILBOX", "MESSAGE", "MESSAGE_FAULT", "MISMATCH", "NEEDS_FALLBACK", "OWNER_BITS", "PEER", "PIECES_BYTES",
-    "READ_FAULT", "RECORD", "ROW", "ROWS_FULL", "SHARED_WORK", "WAITING", "WORD", "FrameRecord", "LibraryRecord", "LineHead",
+    "READ_FAULT", "RECORD", "ROW", "ROWS_FULL", "SHARED_WORK", "WAITING", "WORD", "ContextRecord", "LibraryRecord", "LineHead",
     "MailboxHead", "MessageRow", "PeerRow", "RecordHead", "RecordedRow",
 ]  # fmt: skip
 
@@ -42,8 +42,8 @@ def layout(record: type[_Record], unit: int = 8) -> _Record:
     return made(*(unit * begin for begin in begins))
 
 
-class FrameRecord:
-    """The frame of a call."""
+class ContextRecord:
+    """The kernel context of a call."""
 
     heap: int = word("The address of the heap.")
     heap_bytes: int = word("Its bytes.")
@@ -111,10 +111,10 @@ class FrameRecord:
     reading: int = word("The address of the heap's read-only mapping, in which arguments may be.")
     task: int = word("Of a GPU's block: the address of the instruction that its threads execute together.")
     code_words: int = word("The words of its code.")
-    size: int = word("The size of a frame.", 0)
+    size: int = word("The size of a context.", 0)
 
 
-FRAME, WORD = layout(FrameRecord), layout(FrameRecord, unit=1)
+CONTEXT, WORD = layout(ContextRecord), layout(ContextRecord, unit=1)
 
 FINISHED, WAITING, FAILED, MISMATCH, NEEDS_FALLBACK, BUDGET_SPENT, ROWS_FULL, MESSAGE_FAULT, READ_FAULT, SHARED_WORK = range(10)
 """Statuses of `interpret`: everything is done; still waiting, call again; the failure word is set; a peer runs something
