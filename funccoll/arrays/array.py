@@ -3,44 +3,30 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..core.c_extension import extension
-from ..core.ir import Traced, as_array, current_interpreter, refuse_subclass
+from ..core.ir import Traced, current_interpreter
 from ..core.mesh import Sharding
-from ..core.types import ArrayType, bfloat16, check_dtype, dtype_name, exported
-from ..errors import (
-    DeletedArrayError,
-    DTypeError,
-    FunccollError,
-    InPlaceError,
-    MeshError,
-    MissingMethodError,
-    ShapeError,
-    TraceError,
-    argument_remedy,
-    hide_frames,
-    user_frames,
-    without_value,
-)
+from ..core.types import ArrayType, bfloat16, dtype_name
+from ..errors import DeletedArrayError, InPlaceError, MeshError, MissingMethodError, hide_frames, user_frames
 from ..ops.indexing import getitem_traced
 from ..ops.registry import has_traced
 from ..tracing.trace import split_value
 from .array_layout import ArrayLayout
+from .array_operators import add_operators
 from .shared_mapping import read_only
 from .value_hash import value_hash
 
-__all__ = ["Array", "device_type_of", "shape_and_dtype", "to_numpy"]
-
+__all__ = ["Array"]
 
 _OWN_BLOCK = -1
-
 _eager = user_frames(every=True)
+"""Decorator of what users call on Arrays outside of traced functions: an exception shows none of funccoll's frames."""
 _ELSEWHERE = {
-    # a method of torch's and JAX's arrays: its equivalent here
     "addressable_shards": "arr.shards, or arr.local",
     "cpu": "np.asarray(arr)",
     "cuda": "fc.device_put(arr, mesh, spec, device='cuda')",
@@ -52,7 +38,7 @@ _ELSEWHERE = {
     "to_local": "arr.local",
     "unsqueeze": "np.expand_dims(arr, axis)",
 }
-"""Decorator of what users call on Arrays outside of traced functions: an exception shows none of funccoll's frames."""
+"""Method of torch's and JAX's arrays -> its equivalent here."""
 
 
 class _ArrayMeta(type):
@@ -429,119 +415,9 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
         return array_table(self)
 
 
-def _binary(function: Any, reflected: bool = False) -> Any:
-    @_eager
-    def method(self: Array, other: Any) -> Any:
-        if isinstance(other, Traced):
-            return NotImplemented
-        mine, other = self._whole(), other._whole() if isinstance(other, Array) else other
-        return function(other, mine) if reflected else function(mine, other)
-
-    return method
-
-
-def _method(name: str) -> Any:
-    @_eager
-    def method(self: Array, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._whole(), name)(*args, **kwargs)
-
-    method.__doc__ = f"`np.ndarray.{name}` of the global value, as a NumPy array; on GPUs CuPy's."
-    method.__name__ = name
-    return method
-
-
-def _unary(function: Any) -> Any:
-    @_eager
-    def method(self: Array) -> Any:
-        return function(self._whole())
-
-    return method
-
-
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"):
-    _function = getattr(operator, f"{_name}_" if _name in ("and", "or") else _name)
-    setattr(Array, f"__{_name}__", _binary(_function))
-    setattr(Array, f"__r{_name}__", _binary(_function, reflected=True))
-for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
-    setattr(Array, f"__{_name}__", _binary(getattr(operator, _name)))
-for _name in ("neg", "pos", "abs", "invert"):
-    setattr(Array, f"__{_name}__", _unary(getattr(operator, _name)))
-for _name in (
-    "all", "any", "argmax", "argmin", "clip", "copy", "cumsum", "diagonal", "dot", "flatten", "max", "mean", "min",
-    "nonzero", "prod", "ravel", "repeat", "reshape", "round", "squeeze", "std", "sum", "swapaxes", "take", "tobytes", "trace",
-    "transpose", "var",
-):  # fmt: skip
-    setattr(Array, _name, _method(_name))
+add_operators(Array)
 Array.__hash__ = None  # type: ignore[assignment]  # equal elementwise, like an ndarray
 
 
 def _on_host(block: Any) -> np.ndarray:
     return np.asarray(block) if isinstance(block, (np.ndarray, np.generic)) else block.get()
-
-
-_DLPACK_GPUS = (2, 13)
-"""DLPack's kDLCUDA and kDLCUDAManaged."""
-
-
-def device_type_of(x: Any) -> str:
-    """The type of devices whose memory has an argument: "cuda" for what says so by DLPack or `__cuda_array_interface__`."""
-    if type(x) is Array:
-        return x.sharding.mesh.device_type
-    if isinstance(x, (np.ndarray, np.generic, int, float, complex, list, tuple)):
-        return "cpu"
-    if hasattr(x, "__dlpack_device__"):
-        try:
-            return "cuda" if int(x.__dlpack_device__()[0]) in _DLPACK_GPUS else "cpu"
-        except (ValueError, BufferError):  # none that DLPack knows; reading it says so
-            return "cpu"
-    return "cuda" if hasattr(x, "__cuda_array_interface__") else "cpu"
-
-
-def to_numpy(x: Any, what: str = "x", *, is_argument: bool = False) -> np.ndarray:
-    """Anything array-like (NumPy, DLPack, `__array_interface__`, numbers, lists) as a native NumPy array.
-
-    is_argument: that of a jitted function, for which errors have other remedies.
-    """
-    if isinstance(x, Traced):
-        raise TraceError(
-            f"{what} is a traced array of type {x.type}: inside a traced function it is one device's shard already. Use "
-            "it as it is; device_put and from_local are for values outside."
-        )
-    refuse_subclass(x, what)
-    try:
-        array = np.asarray(exported(x))
-    except FunccollError:  # an Array's own reason
-        raise
-    except ValueError as error:  # nested lists of different lengths
-        raise ShapeError(f"{what} is not an array: {error}") from None
-    except (TypeError, RuntimeError, BufferError) as error:  # a tensor on a GPU, or one that records gradients
-        raise TraceError(
-            f"{what} is a {type(x).__module__}.{type(x).__qualname__} that NumPy cannot read: {str(error).rstrip('.')}. "
-            "Pass an array in host memory; for a torch tensor that is x.detach().cpu(), with .float() where it is bfloat16, "
-            "for a CuPy array x.get()."
-        ) from error
-    if array.dtype == object and isinstance(x, int):
-        raise DTypeError(f"{what} is {x}, which does not fit into 64 bits. Pass a float, or split it.")
-    if array.dtype == object and not isinstance(x, np.ndarray):
-        raise TraceError(
-            f"{what} is {without_value(x)}, which is not an array. "
-            f"{argument_remedy(x) if is_argument else 'Pass an array or a number.'}"
-        )
-    check_dtype(array.dtype, what)
-    return as_array(array)
-
-
-def shape_and_dtype(x: Any, what: Callable[[], str]) -> tuple[tuple[int, ...], np.dtype]:
-    """The global shape and native dtype of an argument; nothing else is read of what has a dtype of NumPy's.
-
-    `what` gives its name in messages. Raises DTypeError for an unsupported dtype, and TraceError for what is not an array.
-    """
-    try:
-        shape, dtype = tuple(x.shape), np.dtype(x.dtype)
-    except (AttributeError, TypeError):  # a number, a list, or a tensor with dtypes of its own
-        array = to_numpy(x, what(), is_argument=True)
-        return array.shape, array.dtype
-    try:
-        return shape, check_dtype(dtype)
-    except DTypeError:  # again, with the argument's name
-        return shape, check_dtype(dtype, what())

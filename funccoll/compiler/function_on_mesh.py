@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import optree
 
-from ..arrays.array import Array, device_type_of, shape_and_dtype
+from ..arrays.array import Array
 from ..arrays.array_layout import layout_of
+from ..arrays.array_like import device_type_of, shape_and_dtype
 from ..core.dtype_promotion import recorded
 from ..core.ir import Traced
 from ..core.mesh import Mesh, Sharding

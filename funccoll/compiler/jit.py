@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 import optree
 
-from ..arrays.array import Array, device_type_of
+from ..arrays.array import Array
 from ..arrays.array_layout import NO_MESH
+from ..arrays.array_like import device_type_of
 from ..core.dtype_promotion import MODES as PROMOTIONS
 from ..core.dtype_promotion import Mode, as_strict
 from ..core.ir import Traced, current_interpreter

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import optree
 
-from ..arrays.array import Array, device_type_of, to_numpy
+from ..arrays.array import Array
 from ..arrays.array_layout import NO_MESH, layout_of
+from ..arrays.array_like import device_type_of, to_numpy
 from ..core.ir import Traced, current_interpreter
 from ..core.mesh import Mesh, P, Sharding
 from ..core.types import check_dtype

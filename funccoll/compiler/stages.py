@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import optree
 
-from ..arrays.array import Array, device_type_of, shape_and_dtype, to_numpy
+from ..arrays.array import Array
 from ..arrays.array_layout import ArrayLayout
+from ..arrays.array_like import device_type_of, shape_and_dtype, to_numpy
 from ..config import CHECK
 from ..core.display import titled
 from ..core.dtype_promotion import Widening

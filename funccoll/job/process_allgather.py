@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import optree
 
-from ..arrays.array import Array, to_numpy
+from ..arrays.array import Array
+from ..arrays.array_like import to_numpy
 from ..core.mesh import Mesh, P, Sharding
 from ..core.types import dtype_name
 from ..errors import ProgramMismatch, user_frames

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..arrays.array import to_numpy
+from ..arrays.array_like import to_numpy
 from ..core.ir import Equation
 from ..primitives.optimizers import optimizer_step_p
 from .fused_step import fused_step

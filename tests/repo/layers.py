@@ -82,7 +82,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("cpu_fold", "object_cache", "cuda_intrinsics", "cuda_toolkit"), ("optimizer_step",), ("cpu", "cuda_compiler"),
         ("cuda", "cuda_compute"),
     ),
-    "arrays": (("array_layout", "shared_mapping", "value_hash"), ("array",)),
+    "arrays": (("array_layout", "array_operators", "shared_mapping", "value_hash"), ("array",), ("array_like",)),
     "platforms": (("blas", "device", "float_environment", "fused_step"), ("array_library",), ("gpu", "host_device")),
     "platforms.gpu": (
         ("captured_program", "cublas", "cupy_kernels", "cupy_ufuncs", "deferred_checks", "pairwise_einsum"),

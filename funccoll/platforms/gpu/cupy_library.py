@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from ...arrays.array import Array, device_type_of, to_numpy
+from ...arrays.array import Array
+from ...arrays.array_like import device_type_of, to_numpy
 from ...core.ir import Equation, Literal, Primitive
 from ...core.types import ArrayType, bfloat16, check_dtype
 from ...errors import DeviceError, DTypeError, TraceError, UnsupportedError
