@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 import sys
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.distributed.algorithms.join import Joinable
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from ..core.mesh import Mesh
 from ..errors import ModuleError, PeerFailure, ProgramMismatch, Source, user_frames, user_source
-from ..job.job_context import check_alone, rank
-from .forward_passes import ForwardPass
+from ..job.job_context import check_alone
+from .announcements import FORWARD
+from .forward_passes import ForwardPass, output_leaves
 from .join import UnevenInputs
 from .module_changes import ModuleChanges
-from .module_state import ModuleState, named_buffers, named_parameters
+from .module_checks import check_devices, check_module
+from .module_state import ModuleState, named_parameters
 from .parameters import GradientSlot
 from .process_groups import group_of_device_mesh, mesh_of_group
-from .reducer import FORWARD, Reducer
-from .tensor_kinds import unsupported
+from .reducer import Reducer
 from .tensor_memory import DEVICE_TYPE, HostMemory, memory_of
-from .tensors import dtype_of
-from .torch_interface import BufferSwitch, ReducerInterface, refuse_other_names
+from .torch_interface import BufferSwitch, ReducerInterface, logging_data, refuse_other_names
 
 __all__ = ["DistributedDataParallel"]
 
@@ -93,7 +92,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
         torch.nn.Module.__init__(self)  # not that of torch's class
         Joinable.__init__(self)
         self.module = module
-        self.device_ids, self.output_device, self.dim = device_ids, output_device, dim
+        self.dim = dim
         self._shares_buffers = forward_sync_buffers is not None or broadcast_buffers is not False
         self.forward_sync_buffers = self._shares_buffers if forward_sync_buffers is None else forward_sync_buffers
         self.find_unused_parameters, self.batched_grad_copy = find_unused_parameters, batched_grad_copy
@@ -112,59 +111,11 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
         with user_frames():
             if device_mesh is not None:
                 process_group = group_of_device_mesh(device_mesh, process_group)
-            self._check(module, {name: value for name, value in refused.items() if value is not None})
+            check_module(module, self.parameters_to_ignore, [name for name, value in refused.items() if value is not None])
+            self.device_ids, self.output_device = check_devices(
+                module, self.parameters_to_ignore, device_ids, output_device
+            )
             self._join(process_group, init_sync)
-
-    def _check(self, module: torch.nn.Module, refused: Mapping[str, Any]) -> None:
-        if refused:
-            raise ModuleError(f"DistributedDataParallel: {', '.join(refused)} is planned, not in this version. Leave it out.")
-        if any(isinstance(part, torch.nn.parallel.DistributedDataParallel) for part in module.modules()):
-            raise ModuleError(
-                "the module has a DistributedDataParallel in it already: its gradients would be averaged twice. Wrap the "
-                "module itself."
-            )
-        parameters = named_parameters(module, self.parameters_to_ignore)
-        if not any(p.requires_grad for _, p in parameters):
-            raise ModuleError(
-                "the module has no parameter that requires a gradient, so there is nothing to average. Use it as it is, "
-                "without DistributedDataParallel."
-            )
-        self._check_devices([*parameters, *named_buffers(module, self.parameters_to_ignore)])
-
-    def _check_devices(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
-        first, device = named[0][0], named[0][1].device
-        for name, tensor in named:
-            if refusal := unsupported(name, tensor):
-                raise ModuleError(refusal)
-            dtype_of(tensor.dtype, repr(name))
-            if tensor.device.type not in ("cpu", DEVICE_TYPE):
-                raise ModuleError(
-                    f"{name!r} is on the device {tensor.device}; modules are trained in host memory, or on NVIDIA GPUs. Move "
-                    'the module with .to("cpu") or .to("cuda"), or from meta with .to_empty(device="cpu").'
-                )
-            if tensor.device != device:
-                wanted = tensor.device if device.type == "cpu" else device
-                raise ModuleError(
-                    f"{first!r} is on {device} and {name!r} on {tensor.device}: a process has one device. Move the whole "
-                    f'module with .to("{wanted}").'
-                )
-        given = [*([] if self.device_ids is None else self.device_ids)]
-        if device.type == "cpu":
-            if given or self.output_device is not None:
-                raise ModuleError(
-                    f"device_ids={self.device_ids}, output_device={self.output_device}: the module is on the CPU, where each "
-                    "process has one device. Leave them out."
-                )
-            return
-        places = [torch.device(DEVICE_TYPE, d) if isinstance(d, int) else torch.device(d) for d in given]
-        if len(places) > 1 or any(p.type != device.type or p.index not in (None, device.index) for p in places):
-            raise ModuleError(
-                f"device_ids={self.device_ids}: the module is on {device}, and a process has one device. Give "
-                f"device_ids=[{device.index}], or leave it out."
-            )
-        self.device_ids = [device.index] * len(places) or None
-        if places and self.output_device is None:
-            self.output_device = device.index
 
     # ------------------------------------------------------------ state of all ranks
 
@@ -288,9 +239,9 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
                 if not self._divides_by_all:
                     reducer.scale = self._mesh.size / len(self._uneven.active)
             elif self.forward_sync_buffers and self._state is not None and self._state.has_buffers():
-                reducer.before = reducer.announce_reduction
+                reducer.before = reducer.announcements.reduction
                 if reducer.passes.waits and self.will_sync_module_buffers():
-                    reducer.announce(FORWARD)
+                    reducer.announcements.announce(FORWARD)
             else:
                 reducer.before = None
             if self.will_sync_module_buffers():
@@ -302,7 +253,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
     def _hook(self, output: Any, reducer: Reducer, counted: ForwardPass) -> None:
         """Let a backward pass through the output begin with the reducer."""
         complete = True
-        for leaf in (output,) if isinstance(output, torch.Tensor) else _leaves(output):
+        for leaf in (output,) if isinstance(output, torch.Tensor) else output_leaves(output):
             if not isinstance(leaf, torch.Tensor):
                 complete = complete and (leaf is None or isinstance(leaf, (int, float, complex, str)))
             elif leaf.requires_grad:
@@ -330,7 +281,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
             own = bool(condition)
             if self._reducer is None or self._mesh.size == 1:
                 return own
-            if skips := (self._uneven or self._reducer).any_skips(own):
+            if skips := (self._uneven or self._reducer.announcements).any_skips(own):
                 self._reducer.skip()
             return skips
 
@@ -446,25 +397,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:
         """Return facts and times (nanoseconds, of the last passes) of this process, under torch's names."""
-        reducer = self._reducer
-        parameters = [p for p in self.module.parameters() if p.requires_grad]
-        sizes = () if reducer is None else reducer.assignment.nbytes
-        rebuilt = reducer is not None and reducer.rebuilt
-        return {
-            "world_size": self._mesh.size, "module_name": type(self.module).__name__,
-            "rank": rank(), "backend_name": "funccoll",
-            "comm_hook": "" if reducer is None else reducer.gradient_reducer.name,
-            "iteration": 0 if reducer is None else reducer.iterations, "bucket_cap_bytes": self.bucket_bytes_cap,
-            "num_parameter_tensors": len(parameters), "total_parameter_size_bytes": sum(p.nbytes for p in parameters),
-            "dtypes": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
-            "bucket_sizes": ", ".join(map(str, sizes)), "rebuilt_bucket_sizes": ", ".join(map(str, sizes)) if rebuilt else "",
-            "has_rebuilt_buckets": rebuilt, "num_buckets_reduced": len(sizes),
-            "broadcast_buffers": self.forward_sync_buffers, "find_unused_parameters": self.find_unused_parameters,
-            "gradient_as_bucket_view": self.gradient_as_bucket_view, "static_graph": self.static_graph,
-            "forward_compute_time": 0 if reducer is None else reducer.forward_ns,
-            "backward_compute_time": 0 if reducer is None else reducer.backward_ns - reducer.communication_ns,
-            "backward_comm_time": 0 if reducer is None else reducer.communication_ns,
-        }  # fmt: skip
+        return logging_data(self, self._reducer, self._mesh.size)
 
     def __getstate__(self) -> Any:
         state = dict(self.__dict__)
@@ -498,13 +431,3 @@ def _caller() -> Source | None:
     except ValueError:  # fewer frames
         is_called = False
     return user_source(4 if is_called else 0)
-
-
-def _leaves(output: Any) -> Iterator[Any]:
-    """The parts of a module's result: in torch's pytrees and in dataclasses."""
-    for leaf in tree_leaves(output):
-        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            for field in dataclasses.fields(leaf):
-                yield from _leaves(getattr(leaf, field.name))
-        else:
-            yield leaf

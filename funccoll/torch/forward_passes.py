@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from torch.utils._pytree import tree_leaves
 
 from ..core.mesh import Mesh
 from ..core.weak_values import WeakValues
 from ..errors import FunccollError, ModuleError, PeerFailure, ProgramMismatch, Source
 from ..job.process_allgather import gather_text
 
-__all__ = ["ABSENT", "WORD", "ForwardPass", "ForwardPasses", "words_differ"]
+__all__ = ["ABSENT", "WORD", "ForwardPass", "ForwardPasses", "output_leaves", "words_differ"]
 
 WORD = 8
 """Bytes of `ForwardPasses.word`."""
@@ -225,3 +228,13 @@ def words_differ(both: bytes) -> bool:
 def _differing_bits(both: bytes) -> int:
     value = int.from_bytes(both, "little")
     return value >> 32 & value
+
+
+def output_leaves(output: Any) -> Iterator[Any]:
+    """The parts of a module's result: in torch's pytrees and in dataclasses."""
+    for leaf in tree_leaves(output):
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            for field in dataclasses.fields(leaf):
+                yield from output_leaves(getattr(leaf, field.name))
+        else:
+            yield leaf

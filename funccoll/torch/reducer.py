@@ -11,19 +11,30 @@ import operator
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..collectives.functions import all_gather, all_reduce, broadcast
-from ..compiler.compile_spmd import SpmdFunction, compile_spmd
+from ..collectives.functions import all_gather, broadcast
+from ..compiler.compile_spmd import compile_spmd
 from ..core.types import ArrayType
 from ..errors import ModuleError, PeerFailure, ProgramMismatch, Source, user_source
 from ..parallel.buckets import BucketAssignment, assign_buckets
+from .announcements import Announcements
 from .communication_hooks import communication_hook
 from .forward_passes import ABSENT, WORD, ForwardPass, ForwardPasses, words_differ
+from .gradient_hooks import (
+    current_task,
+    first_gradient_hook,
+    leaf_nodes,
+    may_step,
+    node_hook,
+    queue_callback,
+    remove_hooks,
+    will_execute,
+)
 from .in_backward_optimizers import InBackwardOptimizers
 from .local_gradients import LocalGradients, watched_parameters
 from .module_changes import ModuleChanges, listed
@@ -31,15 +42,10 @@ from .parameters import ADDED, BEGUN, USED, GradientSlot
 from .slot_reducer import MeanReducer, SlotReducer
 from .tensor_memory import HostMemory
 
-__all__ = ["FORWARD", "Reducer"]
+__all__ = ["Reducer"]
 
 _MISSING, _WRITTEN, _FROZEN = 8, 16, 32
 """Bits of a parameter's flag, beyond those of `GradientSlot.new`."""
-FORWARD, REDUCES, GOES_ON, SKIPS = 1, 2, 4, 8
-"""Acts of ranks, which they announce where they may be at different places."""
-_queue_callback = torch.autograd.Variable._execution_engine.queue_callback
-_current_task: Callable[[], int] = torch._C._current_graph_task_id
-_will_execute: Callable[[Any], bool] = torch._C._will_engine_execute_node
 _version_of: Callable[[Any], int] = operator.attrgetter("_version")
 
 
@@ -68,10 +74,10 @@ class Reducer:
         self.before: Callable[[], Any] | None = None
         """Called before a reduction, but one in which this rank follows the others."""
         self.passes = ForwardPasses(self.begin)
+        self.announcements = Announcements(self.mesh, label, self.passes, self._discard)
         self._parameters = parameters = [slot.parameter for slot in self.slots]
         self.local = LocalGradients([slot.name for slot in self.slots], parameters)
         self._optimizers: InBackwardOptimizers | None = None
-        self._acts: SpmdFunction | None = None
         self._types = [ArrayType(slot.block_shape, slot.dtype) for slot in self.slots]
         self._nodes = [torch.autograd.graph.get_gradient_edge(slot.parameter).node for slot in self.slots]
         self._expected = [1] * len(self.slots)
@@ -97,13 +103,13 @@ class Reducer:
         self._hooks: list[Any] = []
         self._has_all_hooks = self._hooks_begin = False
         self._assign(range(len(self.slots) - 1, -1, -1))
-        weakref.finalize(self, _remove, self._hooks)
+        weakref.finalize(self, remove_hooks, self._hooks)
         if len(self.assignment.buckets) > 1:
             self._add_hooks()
         elif self.mesh.size > 1:
             me: weakref.ref[Reducer] = weakref.ref(self)
             for i in watched_parameters(changes.module, parameters):
-                self._hooks.append(parameters[i].register_post_accumulate_grad_hook(_watch(me, i)))
+                self._hooks.append(parameters[i].register_post_accumulate_grad_hook(first_gradient_hook(me, i)))
 
     # ------------------------------------------------------------ buckets
 
@@ -165,32 +171,6 @@ class Reducer:
         self.expects = False
         self.passes.forget()
 
-    def any_skips(self, own: bool) -> bool:
-        """Return True if `own` is true on any rank; all must call it."""
-        return bool(self.announce(SKIPS if own else GOES_ON) & SKIPS)
-
-    def announce_reduction(self) -> None:
-        """Announce a reduction."""
-        self.announce(REDUCES)
-
-    def announce(self, act: int) -> int:
-        """Say what this rank does next; returns the bits of all ranks' acts. Raises ModuleError, on all, for acts that differ.
-
-        Done before reductions of modules whose buffers are broadcast, before `skip_if`, and before a forward pass that follows
-        one without a backward pass: else the broadcast of one rank would meet the reduction of another.
-        """
-        if self._acts is None:
-            either = lambda x: [all_reduce(x, self.mesh.axis_names, op="or")]
-            self._acts = compile_spmd(either, [((1,), np.dtype(np.uint8))], self.mesh, f"{self.label}: acts")
-        found = int(self._acts(np.array([act], np.uint8))[0][0])
-        if found not in (FORWARD, REDUCES, GOES_ON, SKIPS, GOES_ON | SKIPS):
-            self._discard()
-            does = "begins a forward pass" if act == FORWARD else "calls skip_if()"
-            error = self.passes.divergence(self.mesh, act == REDUCES, does)
-            self.passes.forget()
-            raise error
-        return found
-
     def _versions_now(self) -> list[int]:
         return list(map(_version_of, self._parameters))
 
@@ -205,15 +185,15 @@ class Reducer:
         """Look at every parameter whose gradient is complete. Modules of one bucket whose outputs are tensors need not."""
         if not self._has_all_hooks:
             self._has_all_hooks = True
-            _remove(self._hooks)
+            remove_hooks(self._hooks)
             me: weakref.ref[Reducer] = weakref.ref(self)  # the module may live longer than its wrapper
             # Of the nodes, not of the tensors: whatever the user has registered there, and when, comes before.
-            self._hooks += [node.register_hook(_hook(me, i)) for i, node in enumerate(self._nodes)]
+            self._hooks += [node.register_hook(node_hook(me, i)) for i, node in enumerate(self._nodes)]
 
     def begin(self, forward: ForwardPass | None = None) -> None:
         """Reduce what this backward pass computes: a hook of a forward pass's outputs."""
         with self._lock:
-            task = _current_task()
+            task = current_task()
             if not (self._active and task == self._task):
                 if not self._accumulates():
                     if torch.is_grad_enabled():  # what depends on this gradient need not come through the outputs
@@ -223,13 +203,13 @@ class Reducer:
                 self.local.begin_reduction(task)
                 self._active = True
                 self._began = time.perf_counter_ns()
-                _queue_callback(self.memory.for_caller(self._finish))
+                queue_callback(self.memory.for_caller(self._finish))
             if forward is not None:
                 self.passes.reach(forward)
 
     def is_interrupted(self) -> bool:
         """True when a backward pass has begun, and an exception has ended it."""
-        return self._active and _current_task() == -1
+        return self._active and current_task() == -1
 
     def prepare(self) -> None:
         """Begin a forward pass: forget a backward pass which an exception has ended, and take over optimizers at first."""
@@ -241,11 +221,11 @@ class Reducer:
     def _accumulates(self) -> bool:
         """False in torch.autograd.grad, which leaves parameters without gradients, and in backward(inputs=...) without them."""
         try:
-            if any(map(_will_execute, self._nodes)):
+            if any(map(will_execute, self._nodes)):
                 return True
             # No parameter comes: a branch of this rank may use none, or all of them are in reentrant checkpoints, or frozen.
             trained = any(slot.parameter.requires_grad for slot in self.slots)
-            return trained and all(_will_execute(node) for node in _leaves(torch._C._current_autograd_node()))
+            return trained and all(will_execute(node) for node in leaf_nodes(torch._C._current_autograd_node()))
         except RuntimeError:  # of a leaf for which torch.autograd.grad is asked
             return False
 
@@ -269,14 +249,19 @@ class Reducer:
         before, self._versions = self._versions, self._versions_now()
         if before != self._versions:
             for i, (old, new) in enumerate(zip(before, self._versions, strict=True)):
-                if old != new and _may_step(self.slots[i].parameter):
+                if old != new and may_step(self.slots[i].parameter):
                     self._versions[i] = -1  # another one than the parameter's
+
+    def note_first(self, i: int) -> None:
+        """Watch a pass of autograd's engine in which the gradient of parameter i comes, and no output's has come."""
+        if not self._active:
+            self.watch(current_task(), i)
 
     def watch(self, task: int, i: int) -> None:
         """Judge a pass of autograd's engine when it ends, in which the first gradient was that of parameter i."""
         if task != self._watched:
             self._watched = task
-            _queue_callback(lambda: self.local.judge(task, i, self.expects))
+            queue_callback(lambda: self.local.judge(task, i, self.expects))
 
     def ready(self, i: int) -> None:
         """Count a gradient as complete, and reduce the buckets that are, where that is not left to the end."""
@@ -285,7 +270,7 @@ class Reducer:
 
     def _ready(self, i: int) -> None:
         if not self._active:
-            task = _current_task()
+            task = current_task()
             if task != self._task:
                 self._task, self._arrivals = task, []
                 self.watch(task, i)
@@ -327,8 +312,8 @@ class Reducer:
                 # A gradient may be new without a hook in this pass: of no_sync passes before.
                 if slot.new:
                     flags[i] = slot.new
-                elif counts[i] or _will_execute(self._nodes[i]):
-                    taken = slot.parameter.grad is None and _may_step(slot.parameter)
+                elif counts[i] or will_execute(self._nodes[i]):
+                    taken = slot.parameter.grad is None and may_step(slot.parameter)
                     flags[i] = USED | _WRITTEN if taken else USED
                 else:
                     flags[i] = _MISSING if slot.parameter.requires_grad else _FROZEN
@@ -453,47 +438,3 @@ class Reducer:
             if names := [self.slots[i].name for i in np.flatnonzero(row & wanted & mask).tolist()]:
                 texts.append(f"{listed(names)} on rank {rank}")
         return "; ".join(texts)
-
-
-def _may_step(parameter: Any) -> bool:
-    """True when hooks of the user's are called as soon as a parameter's gradient is complete."""
-    if hasattr(parameter, "_in_backward_optimizers"):
-        return True
-    return any(getattr(hook, "__module__", "") != __name__ for hook in (parameter._post_accumulate_grad_hooks or {}).values())
-
-
-def _hook(reducer: weakref.ref[Reducer], i: int) -> Callable[..., None]:
-    """A hook of the node that accumulates the gradient of parameter i."""
-
-    def hook(*gradients: Any) -> None:
-        if (found := reducer()) is not None:
-            found.ready(i)
-
-    return hook
-
-
-def _watch(reducer: weakref.ref[Reducer], i: int) -> Callable[[torch.Tensor], None]:
-    """A hook of parameter i where outputs begin all reductions: it finds backward passes that come through none."""
-
-    def hook(parameter: torch.Tensor) -> None:
-        if (found := reducer()) is not None and not found._active:
-            found.watch(_current_task(), i)
-
-    return hook
-
-
-def _remove(hooks: list[Any]) -> None:
-    while hooks:
-        hooks.pop().remove()
-
-
-def _leaves(root: Any) -> Iterator[Any]:
-    """The nodes below `root` that accumulate gradients."""
-    seen, waiting = {root}, [root]
-    while waiting:
-        for node, _ in waiting.pop().next_functions:
-            if node is not None and node not in seen:
-                seen.add(node)
-                waiting.append(node)
-                if not node.next_functions:
-                    yield node

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import ModuleError
+from ..job.job_context import rank
 
 if TYPE_CHECKING:
+    from .distributed_data_parallel import DistributedDataParallel
     from .reducer import Reducer
 
-__all__ = ["BufferSwitch", "ReducerInterface", "refuse_other_names"]
+__all__ = ["BufferSwitch", "ReducerInterface", "logging_data", "refuse_other_names"]
 
 INHERITED = frozenset({
     "scatter", "to_kwargs", "gather", "train", "join_device", "join_process_group", "_active_ddp_module",
@@ -97,3 +99,25 @@ def _refusal(name: str) -> Callable[..., Any]:
 
     refused.__name__ = refused.__qualname__ = name
     return refused
+
+
+def logging_data(module: DistributedDataParallel, reducer: Reducer | None, nranks: int) -> dict[str, Any]:
+    """Facts and times (nanoseconds, of the last passes) of this process, under torch's names."""
+    parameters = [p for p in module.module.parameters() if p.requires_grad]
+    sizes = () if reducer is None else reducer.assignment.nbytes
+    rebuilt = reducer is not None and reducer.rebuilt
+    return {
+        "world_size": nranks, "module_name": type(module.module).__name__,
+        "rank": rank(), "backend_name": "funccoll",
+        "comm_hook": "" if reducer is None else reducer.gradient_reducer.name,
+        "iteration": 0 if reducer is None else reducer.iterations, "bucket_cap_bytes": module.bucket_bytes_cap,
+        "num_parameter_tensors": len(parameters), "total_parameter_size_bytes": sum(p.nbytes for p in parameters),
+        "dtypes": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
+        "bucket_sizes": ", ".join(map(str, sizes)), "rebuilt_bucket_sizes": ", ".join(map(str, sizes)) if rebuilt else "",
+        "has_rebuilt_buckets": rebuilt, "num_buckets_reduced": len(sizes),
+        "broadcast_buffers": module.forward_sync_buffers, "find_unused_parameters": module.find_unused_parameters,
+        "gradient_as_bucket_view": module.gradient_as_bucket_view, "static_graph": module.static_graph,
+        "forward_compute_time": 0 if reducer is None else reducer.forward_ns,
+        "backward_compute_time": 0 if reducer is None else reducer.backward_ns - reducer.communication_ns,
+        "backward_comm_time": 0 if reducer is None else reducer.communication_ns,
+    }  # fmt: skip

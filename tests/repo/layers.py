@@ -138,12 +138,12 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "torch": (
         (
             "tensors", "tensor_kinds", "grad_bucket", "process_groups", "forward_passes", "in_backward_optimizers",
-            "local_gradients", "module_changes",
+            "local_gradients", "module_changes", "gradient_hooks",
         ),
-        ("tensor_memory",), ("parameters", "tensor_programs"),
+        ("announcements", "tensor_memory"), ("parameters", "tensor_programs"),
         ("sparse_gradients", "tensor_collectives"), ("slot_reducer",), ("functional_hook", "future_hook"),
         ("communication_hooks",),
-        ("join", "reducer", "module_state"), ("torch_interface",), ("*",),
+        ("join", "reducer", "module_state"), ("module_checks", "torch_interface"), ("*",),
     ),
     "draw": (
         ("themes", "scene"), ("page_layout", "lanes", "plotly_traces"), ("static_figure", "plotly_figure"), ("drawing",),
