@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import optree
 
-from ..arrays.array import Array, to_numpy
+from ..arrays.array import Array
+from ..arrays.array_like import to_numpy
 from ..collectives.functions import Axes
 from ..compiler.placement import device_put, from_local
 from ..core.mesh import Mesh, P, normalize_axes
