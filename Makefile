@@ -94,7 +94,7 @@ test-table: $(MPI) $(NVJITLINK) $(KERNELS)
 
 # After every edit: folders of quick tests, of which no process is started, and the rules of names, imports and prose. To collect
 # all tests would take seconds.
-FAST := $(addprefix tests/unit/,arrays collectives compiler core platforms runtime tracing transports ops/test_numpy_table.py \
+FAST := $(addprefix tests/unit/,arrays collectives compiler core platforms runtime tracing transports ops/test_numpy_table.py ops/test_numpy_gradients.py ops/test_traced_arrays.py \
 	test_smoke.py test_errors.py test_tree.py) \
 	$(addprefix tests/repo/,test_layering.py test_names.py test_prose.py)
 

@@ -272,7 +272,7 @@ def derivatives_of(example: Example) -> None:
 @pytest.mark.parametrize("others", PARTS)
 @in_groups("name", [
     name for name in computed() if name not in {*NO_DERIVATIVE, *REFUSED, *BELONG_TOGETHER, *STEPS}
-    and not name.startswith(("fft.", "linalg."))  # test_numpy_table.py has their gradients along a direction
+    and not name.startswith(("fft.", "linalg."))  # test_numpy_gradients.py has their gradients along a direction
 ])  # fmt: skip
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_jvp(name, others):
