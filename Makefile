@@ -111,7 +111,7 @@ test-exhaustive: $(MPI) $(NVJITLINK)
 	$(BIN)/python -m pytest -q $(PARALLEL) -m exhaustive
 
 # The C extension is optional: what it does, Python does, too.
-PYTHON_CALLS := repo/test_names.py unit/arrays/test_arrays.py unit/compiler/test_jit.py unit/compiler/test_fast_paths.py unit/compiler/test_redistribute.py unit/test_errors.py \
+PYTHON_CALLS := repo/test_names.py unit/arrays/test_arrays.py unit/arrays/test_array_operators.py unit/compiler/test_jit.py unit/compiler/test_local_programs.py unit/compiler/test_fast_paths.py unit/compiler/test_redistribute.py unit/test_errors.py \
 	unit/transports/test_plan_fast_path.py unit/parallel/test_data_parallel_calls.py jobs/shm/test_processes.py jobs/shm/test_collective_groups.py jobs/failures/test_failures_ranks.py
 
 test-without-extension: export FUNCCOLL_NATIVE := 0

@@ -17,9 +17,9 @@ TESTS = Path(__file__).parents[1]
 
 HELD = {
     "a model without a trainable parameter is an error": "test_parallel_model.py::test_misuse",
-    "the state of device 0 is broadcast first": "test_parallel_model.py::test_processes_train_from_rank_0s_parameters",
+    "the state of device 0 is broadcast first": "test_parallel_model_jobs.py::test_processes_train_from_rank_0s_parameters",
     "structure, shapes, dtypes and order are compared":
-        "test_parallel_model.py::test_ranks_with_other_parameters_are_told_the_first_difference",
+        "test_parallel_model_jobs.py::test_ranks_with_other_parameters_are_told_the_first_difference",
     "limits of the first and of other buckets": "test_buckets.py::test_assign_buckets",
     "buckets in the order of completion, dtypes apart": "test_data_parallel.py::test_buckets_stand_in_the_program",
     "gradients are averaged": "test_data_parallel.py::test_gradients_equal_one_device",

@@ -41,7 +41,7 @@ REFUSED = {"optimizer_step": "has no gradient", "random_log_gamma": "have no gra
 """Primitives whose derivative is refused -> words of the error."""
 
 RULES_ELSEWHERE = {
-    "custom_vjp": "tracing/batched_evaluation.py and autodiff stage the functions that it carries; tested in test_vmap.py",
+    "custom_vjp": "tracing/batched_evaluation.py and autodiff stage the functions it carries; tested in test_custom_vmap.py",
     "scan": "tracing/batched_control.py, autodiff/control_rules.py and control_tangents.py; tested in test_control.py",
     "while": "as scan; it has no reverse derivative, which transforms/autodiff/control_rules.py says",
     "cond": "as scan",
@@ -51,7 +51,7 @@ RULES_ELSEWHERE = {
     "pure_callback": "transforms/callbacks.py: a loop, and no derivative; tested in test_callbacks.py",
     "optimization_barrier": "made by checkpoints alone; tested in test_rematerialization.py",
     "shard_map_call": "compiler/program_calls.py; vmap and jvp refuse the call; tested in test_shard_map_gradients.py",
-    "grad_hook": "tracing/batched_evaluation.py stages its hook; tested in test_vmap.py",
+    "grad_hook": "tracing/batched_evaluation.py stages its hook; tested in test_custom_vmap.py",
 }
 SCIPY = {name for name in _PRIMITIVES if name.startswith("scipy.")}
 """SciPy's ufuncs, which share their rules; tested in test_special.py."""
