@@ -1,6 +1,6 @@
 """Measured profiles: recording them (`fc.profile`), and reading them: timelines, each rank's time, and what caused waiting.
 
-It imports `core` and `runtime.recorder`.
+It imports `core` and `runtime`.
 """
 
 from typing import TYPE_CHECKING

@@ -17,7 +17,8 @@ import numpy as np
 
 from ..errors import ProfileError
 from ..kernels.kernel_context import ROW
-from ..runtime.recorder import CALL, FORMAT, RECORDING, SAMPLE, VERSION
+from ..runtime.recorder import CALL, FORMAT, VERSION
+from ..runtime.row_file import RECORDING, SAMPLE
 
 __all__ = [
     "BOOKKEEPING", "COMPILE", "COMPUTE", "KINDS", "MOVE", "RECORDED", "REDUCE", "WAIT",

@@ -88,7 +88,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("captured_program", "cublas", "cupy_kernels", "cupy_ufuncs", "deferred_checks", "pairwise_einsum"),
         ("cupy_indexing", "cupy_windows"), ("cupy_library",), ("array_fold", "cupy_gpu"),
     ),
-    "runtime": (("collective_call", "recorder", "work"), ("transport",)),
+    "runtime": (("collective_call", "row_file", "work"), ("recorder",), ("transport",)),
     "job": (
         ("host", "packets", "deferred_signals", "reports", "stacks", "calling_thread", "failure", "process_memory", "strangers",
          "time_limit", "torch_variables"),

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ...core.types import dtype_name
 from ...kernels.cpu import interpreter
 from ...kernels.kernel_context import FINISHED, ROWS_FULL, WORD
-from ...runtime.recorder import CALL, Recorder, RowFile
+from ...runtime.recorder import CALL, Recorder
+from ...runtime.row_file import RowFile
 from ...schedules.streams.instructions import Instruction, MemoryOperand, Opcode, disassemble
 from ..plans.planned_collective import PlannedCollective
 

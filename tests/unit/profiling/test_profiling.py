@@ -27,7 +27,8 @@ from funccoll.profiling.rank_record import (
     ThreadRecord,
     read_rank,
 )
-from funccoll.runtime.recorder import CALL, RECORDING, SAMPLE, RowFile
+from funccoll.runtime.recorder import CALL
+from funccoll.runtime.row_file import RECORDING, SAMPLE, RowFile
 from funccoll.tools import cli
 from tests.support.ranks.ranks import JOIN, Ranks
 
