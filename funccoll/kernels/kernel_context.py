@@ -50,7 +50,7 @@ class ContextRecord:
     code: int = word("The address of the plan's code.")
     addresses: int = word("The address of the table of addresses, whose entries are slots.")
     bases: int = word("The address of the table of the communicators' bases.")
-    histories: int = word("The address of the table of their histories.")
+    sequence_hashes: int = word("The address of the table of their sequence hashes.")
     operands: int = word("The address of a buffer for the addresses of one combine's operands.")
     accumulator: int = word("The address of a buffer for its sums, of ACCUMULATOR_BYTES.")
     failure: int = word("The address of the word that is not 0 when a rank has failed.")
@@ -193,8 +193,8 @@ class LineHead:
     counter: int = word("The counter.")
     call: int = word("The call's number.")
     hash: int = word(
-        "Its hash with the rank's history, which changes with each eager collective, with each exception that leaves a program "
-        "after a collective, and with each decision that encloses one."
+        "Its hash with the rank's sequence hash, which changes with each eager collective, with each exception that leaves a "
+        "program after a collective, and with each decision that encloses one."
     )
     table: int = word("The offset of its addresses.")
     size: int = word(
@@ -207,7 +207,7 @@ class MailboxHead:
     """The beginning of a mailbox."""
 
     number: int = word("The number of the eager collective that published it, and minus that while it does.")
-    history: int = word("The rank's history, that collective included.")
+    sequence_hash: int = word("The rank's sequence hash, that collective included.")
     text: int = word("The offset of its description.")
     events: int = word("The `events` of the rank's record, for errors.")
     size: int = word("Where the arrays follow.", 0)
@@ -217,7 +217,7 @@ class RecordHead:
     """A rank's record: a control line of its own that peers read only for errors."""
 
     text: int = word("The offset of the call's description.")
-    history: int = word("The history.")
+    sequence_hash: int = word("The sequence hash.")
     events: int = word("A hash of the exceptions in it with the number of its decisions.")
     decisions: int = word("The offset of their log (`transports.shm.decision_log`).")
     size: int = word("The size of what is used of the line.", 0)

@@ -6,7 +6,7 @@ in `kernel_context`. With `RECORDS` bound to True it also writes a row for each 
 is in its machine code.
 
 A rank's control line begins with its (first) counter, so that one transfer between cores tells a waiting rank that its peer
-has entered, and what it publishes: the call's number (base + value), its hash with its history, the offset of its addresses,
+has entered, and what it publishes: the call's number (base + value), its hash with the sequence hash, where its addresses are,
 and, when they are few, the addresses; else they are in the rank's own memory. Addresses count from the heap's beginning, but
 for those of private arguments that peers read directly: these have the owner's number above their bits, and where the source
 of a COPY or COMBINE has one, the system reads it (`direct_reads`). A peer reads only while the rank is in the call: the rank
@@ -85,7 +85,7 @@ HAS_SHARED_BUFFERS = False
 ON_GPU = False
 """A variant binds it to True for a block of a GPU: its plans publish no addresses, and it returns SHARED_WORK at each COPY and
 COMBINE, which the threads of the block execute together."""
-_MIX, _HISTORY = 0x5851_F42D_4C95_7F2D, (1 << 56) - 1
+_MIX, _HASH_BITS = 0x5851_F42D_4C95_7F2D, (1 << 56) - 1
 _LONG = 100_000  # nanoseconds from which on a recorded instruction asks how long it had a processor
 
 _EAGER = 30  # tries without a pause
@@ -102,7 +102,7 @@ def interpret(context: Any) -> int:
     """Run from the PC in the context until everything is done or something stops it; returns a status."""
     heap, code = load(context + CONTEXT.heap), load(context + CONTEXT.code)
     addresses = load(context + CONTEXT.addresses)
-    bases, histories = load(context + CONTEXT.bases), load(context + CONTEXT.histories)
+    bases, sequence_hashes = load(context + CONTEXT.bases), load(context + CONTEXT.sequence_hashes)
     spins, contention = load(context + CONTEXT.spins), load(context + CONTEXT.contention)
     budget = load(context + CONTEXT.instruction_budget)
     pc = code + 8 * load(context + CONTEXT.pc)
@@ -183,8 +183,8 @@ def interpret(context: Any) -> int:
                 if began != 0:
                     had_cpu, at = thread_ns(context + CONTEXT.clock), monotonic_ns(context + CONTEXT.clock)
             if HAS_MAILBOXES and awaited != counter:
-                history = load(histories + 8 * load(pc + WAIT.communicator))
-                if load(awaited + MAILBOX.number) != goal or load(awaited + MAILBOX.history) != history:
+                sequence_hash = load(sequence_hashes + 8 * load(pc + WAIT.communicator))
+                if load(awaited + MAILBOX.number) != goal or load(awaited + MAILBOX.sequence_hash) != sequence_hash:
                     store(context + CONTEXT.pc, (pc - code) // 8)
                     store(context + CONTEXT.peer, load(pc + WAIT.rank))
                     return MISMATCH
@@ -192,7 +192,7 @@ def interpret(context: Any) -> int:
         elif not ON_GPU and opcode == READ_PEER.opcode:
             line = heap + load(pc + READ_PEER.line)
             entry = load(bases + 8 * load(pc + READ_PEER.communicator)) + load(pc + READ_PEER.value)
-            hash = load(pc + READ_PEER.hash) ^ load(histories + 8 * load(pc + READ_PEER.communicator))
+            hash = load(pc + READ_PEER.hash) ^ load(sequence_hashes + 8 * load(pc + READ_PEER.communicator))
             if load(line + LINE.call) != entry or load(line + LINE.hash) != hash:
                 store(context + CONTEXT.pc, (pc - code) // 8)
                 store(context + CONTEXT.peer, load(pc + READ_PEER.rank))
@@ -213,7 +213,7 @@ def interpret(context: Any) -> int:
             # A peer that has left may enter its next call meanwhile: it writes the number first, and it is read last.
             line = heap + load(pc + CHECK.line)
             entry = load(bases + 8 * load(pc + CHECK.communicator)) + load(pc + CHECK.value)
-            hash = load(pc + CHECK.hash) ^ load(histories + 8 * load(pc + CHECK.communicator))
+            hash = load(pc + CHECK.hash) ^ load(sequence_hashes + 8 * load(pc + CHECK.communicator))
             differs = load_acquire(line + LINE.hash) != hash
             found = load_acquire(line + LINE.call)
             if found < entry or (found == entry and differs):
@@ -293,10 +293,10 @@ def interpret(context: Any) -> int:
             line, table, width = heap + load(pc + ENTER.line), load(pc + ENTER.table), load(pc + ENTER.width)
             slot = addresses + 8 * load(pc + ENTER.slot)
             store_release(line + LINE.call, load(bases + 8 * load(pc + ENTER.communicator)) + load(pc + ENTER.value))
-            history, record = load(histories + 8 * load(pc + ENTER.communicator)), heap + load(pc + ENTER.record)
+            sequence_hash, record = load(sequence_hashes + 8 * load(pc + ENTER.communicator)), heap + load(pc + ENTER.record)
             store(record + RECORD.text, load(pc + ENTER.text))
-            store(record + RECORD.history, history)
-            store_release(line + LINE.hash, load(pc + ENTER.hash) ^ history)
+            store(record + RECORD.sequence_hash, sequence_hash)
+            store_release(line + LINE.hash, load(pc + ENTER.hash) ^ sequence_hash)
             store(line + LINE.table, table)
             table += heap
             for _ in range(load(pc + ENTER.narrays)):
@@ -363,9 +363,9 @@ def interpret(context: Any) -> int:
             # A peer that is ahead has published its mailbox for this call, or is about to: it compares with this rank's.
             mailbox, own = load(addresses + 8 * load(pc + VERIFY.mailbox)), load(addresses + 8 * load(pc + VERIFY.own))
             number = load_acquire(mailbox + MAILBOX.number)
-            history = load_acquire(mailbox + MAILBOX.history)
+            sequence_hash = load_acquire(mailbox + MAILBOX.sequence_hash)
             ahead = load(bases + 8 * load(pc + VERIFY.communicator)) + load(pc + VERIFY.value)
-            differs = number != load(own + MAILBOX.number) or history != load(own + MAILBOX.history)
+            differs = number != load(own + MAILBOX.number) or sequence_hash != load(own + MAILBOX.sequence_hash)
             if differs and number != ahead and number != -ahead and load_acquire(mailbox + MAILBOX.number) == number:
                 store(context + CONTEXT.pc, (pc - code) // 8)
                 store(context + CONTEXT.peer, load(pc + VERIFY.rank))
@@ -379,12 +379,13 @@ def interpret(context: Any) -> int:
             store(load(context + CONTEXT.low_water_marks) + 8 * load(pc + RAISE_LOW_WATER_MARK.communicator), least)
             pc += RAISE_LOW_WATER_MARK.size
         elif HAS_MAILBOXES and opcode == PUBLISH.opcode:
-            mailbox, place = load(addresses + 8 * load(pc + PUBLISH.slot)), histories + 8 * load(pc + PUBLISH.communicator)
-            history = ((load(place) ^ load(pc + PUBLISH.hash)) * _MIX) & _HISTORY
-            store(place, history)
+            mailbox = load(addresses + 8 * load(pc + PUBLISH.slot))
+            place = sequence_hashes + 8 * load(pc + PUBLISH.communicator)
+            sequence_hash = ((load(place) ^ load(pc + PUBLISH.hash)) * _MIX) & _HASH_BITS
+            store(place, sequence_hash)
             number = load(bases + 8 * load(pc + PUBLISH.communicator)) + load(pc + PUBLISH.value)
             store(mailbox + MAILBOX.number, -number)
-            store_release(mailbox + MAILBOX.history, history)
+            store_release(mailbox + MAILBOX.sequence_hash, sequence_hash)
             store(mailbox + MAILBOX.text, load(pc + PUBLISH.text))
             store(mailbox + MAILBOX.events, load(heap + load(pc + PUBLISH.record) + RECORD.events))
             store_release(mailbox + MAILBOX.number, number)
@@ -409,7 +410,7 @@ def interpret(context: Any) -> int:
                 return FAILED
             # The tag has the call's number: one that a rank leaves out would meet the next of its kind.
             library, communicator = load(context + CONTEXT.library), 8 * load(pc + POST.communicator)
-            history = load(histories + communicator) ^ load(bases + communicator) * _MIX
+            call_hash = load(sequence_hashes + communicator) ^ load(bases + communicator) * _MIX
             number, handle = load(pc + POST.message), load(library + LIBRARY.request_bytes)
             message = load(context + CONTEXT.messages) + MESSAGE.size * number
             request = load(context + CONTEXT.requests) + handle * number
@@ -418,7 +419,7 @@ def interpret(context: Any) -> int:
                     load(library + 8 * load(message + MESSAGE.function)),
                     load(addresses + 8 * load(message + MESSAGE.slot)) + load(message + MESSAGE.offset),
                     load(message + MESSAGE.datatypes), load(message + MESSAGE.datatype), load(message + MESSAGE.peer),
-                    (load(message + MESSAGE.hash) ^ history) & load(library + LIBRARY.tag_mask),
+                    (load(message + MESSAGE.hash) ^ call_hash) & load(library + LIBRARY.tag_mask),
                     load(library + LIBRARY.communicator), request,
                 )  # fmt: skip
                 if error != 0:

@@ -79,7 +79,7 @@ class Opcode(IntEnum):
     WAIT = 3, "counter communicator value rank mailbox"
     """Wait until the counter of `rank` has reached the value, or until its mailbox, in the slot `mailbox`, has it.
 
-    The mailbox must be of this call: its history is compared."""
+    The mailbox must be of this call: its sequence hash is compared."""
     READ_PEER = 4, "line communicator value hash rank narrays width slot stride"
     """Read a peer's addresses. It must be in this call: number and hash are compared."""
     CHECK = 5, "line communicator value hash rank"
@@ -117,11 +117,11 @@ class Opcode(IntEnum):
     RESERVE = 17, "communicator value words"
     """Go on `words` further where all ranks are known to have reached the value: they have read what this mailbox held."""
     VERIFY = 18, "communicator value mailbox own rank"
-    """Compare what the mailbox of `rank` still holds with this rank's `own`: the history of both up to then."""
+    """Compare what the mailbox of `rank` still holds with this rank's `own`: the sequence hash of both up to then."""
     RAISE_LOW_WATER_MARK = 19, "communicator line ranks"
     """Take note of the least counter of all ranks, whose lines begin at `line`, for RESERVE."""
     PUBLISH = 20, "communicator value hash text slot record"
-    """Publish this rank's mailbox, and with it the arrays that it holds. The history goes on."""
+    """Publish this rank's mailbox, and with it the arrays that it holds. The sequence hash goes on."""
     ONCE = 21, "done words"
     """Go on `words` further, but for the first time."""
     SKIP_SHARED = 22, "slot words"

@@ -17,7 +17,7 @@ __all__ = ["block_contexts"]
 _SPINS = 1 << 10
 """Tries of a wait before the failure word is read."""
 _OWN_WORDS = 4
-"""Words of a block behind the contexts: its base, its history, and two of contention."""
+"""Words of a block behind the contexts: its base, its sequence hash, and two of contention."""
 
 
 def block_contexts(gpu: Gpu, codes: Sequence[np.ndarray], words: Mapping[int, int | Sequence[int]]) -> Any:
@@ -33,7 +33,7 @@ def block_contexts(gpu: Gpu, codes: Sequence[np.ndarray], words: Mapping[int, in
     contexts = values[: count * WORD.size].reshape(count, WORD.size)
     own = at + 8 * (count * WORD.size + _OWN_WORDS * np.arange(count))
     contexts[:, WORD.code], contexts[:, WORD.code_words] = at + 8 * starts[:-1], [len(code) for code in codes]
-    contexts[:, WORD.bases], contexts[:, WORD.histories], contexts[:, WORD.contention] = own, own + 8, own + 16
+    contexts[:, WORD.bases], contexts[:, WORD.sequence_hashes], contexts[:, WORD.contention] = own, own + 8, own + 16
     contexts[:, WORD.spins], contexts[:, WORD.instruction_budget] = _SPINS, -1
     for word, value in words.items():
         contexts[:, word] = value

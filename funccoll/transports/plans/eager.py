@@ -10,7 +10,7 @@ A schedule qualifies when each rank does nothing but to write its own output fro
 collectives in a row that need nothing of each other, with other ops, dtypes or roots, are one entry and one mailbox.
 
 A rank that has left cannot be told that a peer runs something else. So the first call of a plan waits until all ranks have
-entered it, which finds what is wrong in the program. And each rank publishes its history, a hash of all its eager collectives
+entered it, which finds what is wrong in the program. And each rank publishes its sequence hash, of all its eager collectives
 over the communicator: to read a mailbox is to compare, ordinary calls compare theirs, and a rank that wants to use one again
 compares with what all others have had in it. So ranks that differ later are found some calls after that at the latest.
 """

@@ -154,7 +154,7 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
         self.context = np.zeros(WORD.size, np.int64)
         tables = (
             (WORD.code, self._code), (WORD.addresses, self._addresses), (WORD.bases, self.registry.bases),
-            (WORD.histories, self.registry.histories), (WORD.low_water_marks, self.registry.low_water_marks),
+            (WORD.sequence_hashes, self.registry.sequence_hashes), (WORD.low_water_marks, self.registry.low_water_marks),
             (WORD.contention, self.registry.contention), (WORD.operands, self._operands),
             (WORD.accumulator, self._accumulator), (WORD.pieces, self._pieces), (WORD.peers, self.registry.access.peers),
         )  # fmt: skip
@@ -366,7 +366,7 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
         """Note for which rank this thread waits, and which others must come to the call before it can leave."""
         peer, needs = int(self._words[WORD.peer]), dict[int, int]()
         call, hash = self.registry.own_call(communicator)
-        known = hash and hash ^ int(self.registry.histories[communicator.number]) == collective.hash
+        known = hash and hash ^ int(self.registry.sequence_hashes[communicator.number]) == collective.hash
         if known and len(communicator.members) <= _TOLD:
             ranks = collective.schedule.collective.contributors(communicator.rank)
             needs = {communicator.members[rank]: call + 1 for rank in ranks if rank != communicator.rank}

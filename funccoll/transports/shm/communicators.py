@@ -60,7 +60,7 @@ class Communicators:
     def __init__(self, world: Membership, heap: Heap, access: PeerAccess, notes: ProcessNotes):
         self.world, self.heap, self.access, self.notes = world, heap, access, notes
         self.bases = np.zeros(_MAX_COMMUNICATORS, np.int64)
-        self.histories = np.zeros(_MAX_COMMUNICATORS, np.int64)
+        self.sequence_hashes = np.zeros(_MAX_COMMUNICATORS, np.int64)
         """By communicator, a hash of this process's eager collectives, of exceptions that left programs after a collective, and
         of decisions that enclose collectives."""
         self.low_water_marks = np.zeros(_MAX_COMMUNICATORS, np.int64)
@@ -219,8 +219,8 @@ class Communicators:
             known = {mine.number: mine for mine, _ in self._known.values()}
         for number in numbers:
             word = self._record(known[number].control, known[number].rank, RECORD.events)
-            events, history = Events.of(int(word)), self.histories[number : number + 1]
-            history[...] = _mixed(history.item(), place, 7)
+            events, sequence_hash = Events.of(int(word)), self.sequence_hashes[number : number + 1]
+            sequence_hash[...] = _mixed(sequence_hash.item(), place, 7)
             word[...] = events._replace(exceptions=_mixed(events.exceptions, place, 5)).word
 
     def note(self, rank: int) -> tuple[int, str]:
@@ -264,11 +264,11 @@ class Communicators:
         return {"hashes": "".join(row.hash for row in rows[:_MOST_ROWS])}
 
     def events(self, rank: int, communicator: Communicator) -> Events:
-        """The exceptions and decisions in the history of a rank of this host."""
+        """The exceptions and decisions in the sequence hash of a rank of this host."""
         return Events.of(int(self._record(communicator.control, communicator.members.index(rank), RECORD.events)))
 
     def decisions(self, rank: int, communicator: Communicator) -> dict[int, Decided]:
-        """By number, the last decisions in the history of a rank of this host."""
+        """By number, the last decisions in the sequence hash of a rank of this host."""
         return read_log(self.heap, communicator.control.record(communicator.members.index(rank)))
 
     def decision_log(self, communicator: Communicator) -> DecisionLog:
@@ -277,21 +277,22 @@ class Communicators:
             number = communicator.number
             if number not in self._logs:
                 record = communicator.control.record(communicator.rank)
-                self._logs[number] = DecisionLog(self.heap, record, self.histories, number)
+                self._logs[number] = DecisionLog(self.heap, record, self.sequence_hashes, number)
             return self._logs[number]
 
     def _record(self, control: ControlBlock, rank: int, word: int) -> np.ndarray:
         return self.heap.view(control.record(rank) + word, (), np.int64)
 
     def published(self, communicator: Communicator, rank: int) -> dict[int, tuple[int, Events, dict[str, str]]]:
-        """A rank's mailboxes, on this host: by the number of the call, the history, its events, and the description."""
+        """A rank's mailboxes, on this host: by the number of the call, the sequence hash, its events, and the description."""
         found = {}
         for ring in communicator.control.rings:
             shape = (ring.mailboxes, ring.mailbox_bytes // 8)
             mailboxes = self.heap.view(ring.of(communicator.members.index(rank)), shape, np.int64)
             for words in mailboxes[mailboxes[:, MAILBOX.number // 8] > 0].tolist():
                 text = self._description(words[MAILBOX.text // 8])
-                found[words[MAILBOX.number // 8]] = words[MAILBOX.history // 8], Events.of(words[MAILBOX.events // 8]), text
+                sequence_hash, events = words[MAILBOX.sequence_hash // 8], Events.of(words[MAILBOX.events // 8])
+                found[words[MAILBOX.number // 8]] = sequence_hash, events, text
         return found
 
     def descriptions(self, communicator: Communicator) -> dict[int, dict[str, str]]:
@@ -348,7 +349,7 @@ class Communicators:
         return {"kind": "call", "communicator": communicator.tag}
 
     def own_call(self, communicator: Communicator) -> tuple[int, int]:
-        """(number, hash with the history) of the call that this rank entered last over a communicator.
+        """(number, hash with the sequence hash) of the call that this rank entered last over a communicator.
 
         The hash is 0 until it has entered: number and hash are written one after the other.
         """
@@ -416,7 +417,7 @@ class Communicators:
     def _line(self, control: ControlBlock, rank: int) -> tuple[int, int, int]:
         """(instructions done since it entered, hash, counter) of a rank's control line."""
         counter, number, hash = self.heap.view(control.line(rank), (3,), np.int64).tolist()
-        return counter - number, hash ^ int(self._record(control, rank, RECORD.history)), counter
+        return counter - number, hash ^ int(self._record(control, rank, RECORD.sequence_hash)), counter
 
     # ------------------------------------------------------------ threads
 

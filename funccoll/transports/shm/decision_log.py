@@ -1,7 +1,7 @@
 """The decisions of ranks that enclose collectives: how many iterations a loop has done, which branch is taken.
 
-Ranks that decide otherwise go on with other collectives. A decision therefore goes into the history that a rank publishes for a
-communicator, and into a log in shared memory, from which an error tells what differs.
+Ranks that decide otherwise go on with other collectives. A decision therefore goes into the sequence hash that a rank publishes
+for a communicator, and into a log in shared memory, from which an error tells what differs.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ __all__ = ["Decided", "DecisionLog", "Events", "read_log"]
 
 LOGGED = 32
 """Decisions of which a log tells, the last ones."""
-_MIX, _HISTORY = 0x5851_F42D_4C95_7F2D, (1 << 56) - 1
+_MIX, _HASH_BITS = 0x5851_F42D_4C95_7F2D, (1 << 56) - 1
 _COUNT_BITS = 16
 _TEXT_BYTES = 256
 
 
 class Events(NamedTuple):
-    """A record's word `events`: a hash of the exceptions in the history, and how many decisions it has, modulo 65,536."""
+    """A record's word `events`: a hash of the exceptions in the sequence hash, and how many decisions it has, modulo 65,536."""
 
     exceptions: int
     decisions: int
@@ -50,12 +50,12 @@ class Decided(NamedTuple):
 class DecisionLog:
     """The decisions of this rank over one communicator, whose record of this rank is at `record` in the heap."""
 
-    def __init__(self, heap: Heap, record: int, histories: np.ndarray, number: int):
+    def __init__(self, heap: Heap, record: int, sequence_hashes: np.ndarray, number: int):
         self._heap, self._number = heap, number
         entries = heap.array((2 * LOGGED,), np.dtype(np.int64))
         entries[...] = 0
         view: Any = memoryview  # (NumPy's stubs: an array is a buffer)
-        self._entries, self._histories = view(entries), view(histories)
+        self._entries, self._sequence_hashes = view(entries), view(sequence_hashes)
         self._events = view(heap.view(record + RECORD.events, (1,), np.int64))
         self._texts: dict[str, np.ndarray] = {}
         heap.view(record + RECORD.decisions, (), np.int64)[...] = heap.offset_of(entries)
@@ -69,11 +69,11 @@ class DecisionLog:
         return self._heap.offset_of(self._texts[text])
 
     def add(self, hash: int, place: int, value: int) -> None:
-        """Add a decision to this rank's history; `hash` is its place's."""
-        entries, histories, number, word = self._entries, self._histories, self._number, self._events[0]
+        """Add a decision to this rank's sequence hash; `hash` is its place's."""
+        entries, sequence_hashes, number, word = self._entries, self._sequence_hashes, self._number, self._events[0]
         at = 2 * (word % LOGGED)
         entries[at], entries[at + 1] = place, value
-        histories[number] = (((histories[number] ^ hash) * _MIX + value) * _MIX) & _HISTORY
+        sequence_hashes[number] = (((sequence_hashes[number] ^ hash) * _MIX + value) * _MIX) & _HASH_BITS
         self._events[0] = word + 1 if (word + 1) & (1 << _COUNT_BITS) - 1 else word + 1 - (1 << _COUNT_BITS)
 
 

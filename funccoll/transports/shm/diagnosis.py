@@ -182,7 +182,7 @@ class Diagnosis:
     def _first_difference(self, ranks: Sequence[int]) -> dict[int, tuple[Events, dict[str, str]]]:
         """The first eager collective that two ranks have not entered alike, as far as mailboxes still tell.
 
-        Of each rank: the events in its history before, and the description.
+        Of each rank: the events in its sequence hash before, and the description.
         """
         one, other = (self.registry.published(self.communicator, rank) for rank in ranks)
         differ = [number for number in one.keys() & other.keys() if one[number][0] != other[number][0]]
@@ -207,7 +207,7 @@ class Diagnosis:
         )  # fmt: skip
 
     def _events(self, rank: int) -> Events:
-        """The exceptions and decisions in a rank's history."""
+        """The exceptions and decisions in a rank's sequence hash."""
         return Events(*self._reported(rank, "events", lambda: self.registry.events(rank, self.communicator)))
 
     def _other_decision(self, counts: Mapping[int, int], only_certain: bool = False) -> str:

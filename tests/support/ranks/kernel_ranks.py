@@ -29,7 +29,7 @@ class RankMemory:
         self.rank = rank
         self.bytes = np.frombuffer(memory, np.uint8)
         self.base, self.end = self.bytes.ctypes.data, (1 << 20) + rank * ARENA
-        self.bases, self.histories, self.low_water_marks = (np.zeros(1, np.int64) for _ in range(3))
+        self.bases, self.sequence_hashes, self.low_water_marks = (np.zeros(1, np.int64) for _ in range(3))
         self.contention = np.zeros(2, np.int64)
 
     def allocate(self, nbytes: int) -> int:
@@ -77,7 +77,7 @@ class Rank:
         tables = ((WORD.code, self.code), (WORD.addresses, self.addresses), (WORD.bases, shared.bases),
                   (WORD.operands, self.operands), (WORD.accumulator, self.accumulator),
                   (WORD.low_water_marks, shared.low_water_marks), (WORD.contention, self.contention),
-                  (WORD.histories, shared.histories))  # fmt: skip
+                  (WORD.sequence_hashes, shared.sequence_hashes))  # fmt: skip
         for word, table in tables:
             self.context[word] = table.ctypes.data
         for word, arrays in ((WORD.arguments, self.arguments), (WORD.results, self.results)):
