@@ -75,7 +75,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "schedules.streams": (
         ("instructions",), ("symmetry",), ("happens_before",), ("streams",), ("check_hosts",), ("lower", "verify", "interpret"),
     ),
-    "schedules.model": (("topology",), ("cost",), ("select", "simulation"), ("simulate",)),
+    "schedules.model": (("topology",), ("cost",), ("event_loop", "select", "simulation"), ("simulate",)),
     "kernels": (
         ("kernel_context", "variants", "intrinsics", "conversions"),
         ("direct_reads", "stream_interpreter", "reductions", "block"),
@@ -206,7 +206,7 @@ LOADS_BY_NAME = {
 """The only modules that import others by a name in a string, which ORDERS does not see."""
 
 OPTIONAL = {
-    "numba": ("kernels/", "schedules/model/simulate.py"),
+    "numba": ("kernels/", "schedules/model/event_loop.py"),
     "mpi4py": ("transports/mpi/mpi_transport.py",),
     "scipy": ("primitives/special.py",),
     "cupy": ("transports/nccl/", "transports/cuda/", "platforms/gpu/"),

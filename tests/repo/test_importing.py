@@ -124,7 +124,7 @@ def test_a_misplaced_optional_library_is_found():
     lazy = "def f():\n    import numba.cuda"
     assert optional_errors(lazy, "compiler/codegen/loop_code.py")
     assert optional_errors("from numba import njit", "compiler/jit.py")
-    assert not optional_errors(lazy, "kernels/cpu.py") and not optional_errors(lazy, "schedules/model/simulate.py")
+    assert not optional_errors(lazy, "kernels/cpu.py") and not optional_errors(lazy, "schedules/model/event_loop.py")
     assert optional_errors("import mpi4py.MPI", "transports/shm/heap.py")
     assert not optional_errors("import mpi4py", "transports/mpi/mpi_transport.py")
     assert optional_errors("import torch", "parallel/buckets.py") and not optional_errors("import torch", "torch/ddp.py")

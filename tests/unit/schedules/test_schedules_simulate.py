@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from funccoll.errors import ScheduleError
 from funccoll.schedules import algorithms, build
 from funccoll.schedules.collective import KINDS
-from funccoll.schedules.model.simulate import Event, _distance, simulate
+from funccoll.schedules.model.event_loop import pair_distance
+from funccoll.schedules.model.simulate import Event, simulate
 from funccoll.schedules.model.topology import Topology
 from tests.support.groups import in_groups
 from tests.support.oracles.closed_forms import CLOSED_FORMS, FORM_SIZES, PARAMETERS, SIZES, bytes_for
@@ -175,7 +176,7 @@ def test_distances_are_those_of_the_topology(data):
     wanted = topology.distance(r[:, None], r)
     for _ in range(20):
         a, b = (data.draw(st.integers(0, topology.nranks - 1)) for _ in range(2))
-        assert _distance(np.array(shape, np.int64), topology.host_of, a, b) == wanted[a, b]
+        assert pair_distance(np.array(shape, np.int64), topology.host_of, a, b) == wanted[a, b]
     assert wanted.max() < len(topology.times[0])
 
 
