@@ -79,19 +79,19 @@ def program(mesh: Any, seed: int) -> list[tuple[Any, Any]]:
 def late(call: Any, way: str) -> None:
     """Execute `call() -> group calls of a compiled function`, 200 ms late in some way."""
     from funccoll.kernels.kernel_context import WORD
-    from funccoll.transports.shm.collective_group import CollectiveGroup
+    from funccoll.transports.shm.shared_memory_executable import SharedMemoryExecutable
 
     compiled, x = call
-    groups = [group for group in compiled.group_calls if isinstance(group, CollectiveGroup)]
+    executables = [executable for executable in compiled.group_calls if isinstance(executable, SharedMemoryExecutable)]
     if way == WAYS[2]:
-        group = random.choice(groups)
-        group.context[WORD.instruction_budget] = random.randrange(len(list(group.plan.text().splitlines())))
+        executable = random.choice(executables)
+        executable.context[WORD.instruction_budget] = random.randrange(len(list(executable.plan.text().splitlines())))
 
         def spent() -> None:
             time.sleep(DELAY)
-            group.context[WORD.instruction_budget] = -1
+            executable.context[WORD.instruction_budget] = -1
 
-        group._budget_spent = spent
+        executable._budget_spent = spent
     elif way == WAYS[1]:
         end = time.thread_time() + DELAY
         while time.thread_time() < end:

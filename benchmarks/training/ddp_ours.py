@@ -150,10 +150,10 @@ class _Call:
 @contextlib.contextmanager
 def _watched(barrier: Callable[[], Any]) -> Iterator[list[_Call]]:
     """A list of the calls of collective groups. Before each of them stands a barrier, which takes what ranks wait."""
-    from funccoll.transports.shm.collective_group import CollectiveGroup
+    from funccoll.transports.shm.shared_memory_executable import SharedMemoryExecutable
 
     calls: list[_Call] = []
-    plain: Any = CollectiveGroup.__call__
+    plain: Any = SharedMemoryExecutable.__call__
     inside = False
 
     def watched(group: Any, *arrays: Any) -> Any:
@@ -170,11 +170,11 @@ def _watched(barrier: Callable[[], Any]) -> Iterator[list[_Call]]:
         calls.append(call)
         return results
 
-    CollectiveGroup.__call__ = watched  # type: ignore[method-assign]
+    SharedMemoryExecutable.__call__ = watched  # type: ignore[method-assign]
     try:
         yield calls
     finally:
-        CollectiveGroup.__call__ = plain  # type: ignore[method-assign]
+        SharedMemoryExecutable.__call__ = plain  # type: ignore[method-assign]
 
 
 def _products(network: Network) -> dict[str, float]:

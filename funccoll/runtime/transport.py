@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..job.membership import Membership
     from ..job.rendezvous import JoinedJob
     from ..transports.plans.message_table import MessageLibrary
-    from ..transports.shm.collective_group import CollectiveGroup
+    from ..transports.shm.shared_memory_executable import SharedMemoryExecutable
     from ..transports.shm.shm_transport import SharedMemoryTransport
 
 __all__ = [
@@ -59,7 +59,7 @@ class CollectiveExecutable:
     outputs: tuple[Var, ...] = ()
 
     @property
-    def agreement(self) -> CollectiveGroup | None:
+    def agreement(self) -> SharedMemoryExecutable | None:
         """The collectives in host memory in which processes compare what they call: itself where these are all that it is.
 
         None where there is one process.
@@ -114,11 +114,11 @@ class AgreedExecutable(CollectiveExecutable):
     A call begins with `begin`, before anything can be raised.
     """
 
-    def __init__(self, agreement: CollectiveGroup):
+    def __init__(self, agreement: SharedMemoryExecutable):
         self._agreement = agreement
 
     @property
-    def agreement(self) -> CollectiveGroup:
+    def agreement(self) -> SharedMemoryExecutable:
         """See `CollectiveExecutable`. A barrier."""
         return self._agreement
 

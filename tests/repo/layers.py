@@ -124,7 +124,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("uninterrupted",), ("arena",), ("heap",), ("peer_access", "remote_waits", "wait_graph"), ("plan",),
         ("decision_log", "passed_arguments"), ("process_notes",),
         ("communicators", "results", "recorded_kernel"), ("diagnosis", "plan_fast_path", "suspicion"),
-        ("shared_buffers", "decisions", "first_calls"), ("collective_group",), ("gathered_values", "host_barrier"),
+        ("shared_buffers", "decisions", "first_calls"), ("shared_memory_executable",), ("gathered_values", "host_barrier"),
         ("shm_transport",),
     ),
     "transports.mpi": (("mpi_library",), ("mpi_collectives",), ("mpi_transport",)),

@@ -145,7 +145,7 @@ class PeerBarrier(AgreedExecutable):
     """A barrier: this rank's launches have ended, then the host waits for the others."""
 
     def __init__(self, transport: PeerMemoryTransport, entry: Entry):
-        super().__init__(entry.group)
+        super().__init__(entry.executable)
         self.transport, self.entry = transport, entry
 
     def __call__(self, *copies: Any) -> tuple[()]:
@@ -159,7 +159,7 @@ class PeerLaunch(AgreedExecutable):
     """One collective: a function from this rank's inputs to its outputs."""
 
     def __init__(self, transport: PeerMemoryTransport, call: CollectiveCall, mesh: Mesh, entry: Entry):
-        super().__init__(entry.group)
+        super().__init__(entry.executable)
         self.transport, self.gpu, self.mesh, self.entry, self.call = transport, transport.gpu, mesh, entry, call
         self.inputs, self.outputs = zip(*(operand.variables for operand in call.operands), strict=True)
         self._rank = entry.members.index(transport.world.rank)

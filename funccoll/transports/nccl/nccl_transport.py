@@ -19,8 +19,8 @@ from ...platforms.device import GpuDevice
 from ...runtime.collective_call import CollectiveCall, Operand, bind_arguments
 from ...runtime.transport import AgreedExecutable, AgreedTransport
 from ...schedules.schedule import build
-from ..shm.collective_group import CollectiveGroup
 from ..shm.diagnosis import Diagnosis
+from ..shm.shared_memory_executable import SharedMemoryExecutable
 from ..shm.shm_transport import SharedMemoryTransport
 from .message_rounds import MessageRounds
 from .native import NativeOperand, is_native
@@ -88,7 +88,7 @@ def _all_gather(record: np.ndarray, mesh: Mesh, host: SharedMemoryTransport) -> 
     operand = Operand(record.shape, (record.size * mesh.size,), record.dtype, argument=0)
     schedule = build("all_gather", mesh.size)
     call = CollectiveCall(mesh.replica_groups(mesh.axis_names), schedule, "", (operand,), "communicator of NCCL")
-    return CollectiveGroup(host.job.communicators, host.number, [call])(record)[0]
+    return SharedMemoryExecutable(host.job.communicators, host.number, [call])(record)[0]
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,9 +15,9 @@ from ...errors import ShardingError, Source
 from ...runtime.collective_call import CollectiveCall, Operand
 from ...runtime.transport import ArgumentCheck
 from ...schedules.schedule import build
-from .collective_group import CollectiveGroup
 from .communicators import Communicators
 from .passed_arguments import different_values
+from .shared_memory_executable import SharedMemoryExecutable
 
 __all__ = ["gather_identity", "gathers_of", "replica_check"]
 
@@ -39,12 +39,12 @@ def gather_identity(layout: ArrayLayout | None = None) -> str:
 def gathers_of(
     block: np.ndarray, sharding: Sharding, identity: str, communicators: Communicators, number: int,
     known: dict[Any, Any], source: Source | None,
-) -> list[CollectiveGroup]:  # fmt: skip
+) -> list[SharedMemoryExecutable]:  # fmt: skip
     """The collectives, one after the other, from this process's block to the global value, for the user's line `source`.
 
     `known` keeps what was compiled.
     """
-    shape, dtype, gathers = block.shape, block.dtype, list[CollectiveGroup]()
+    shape, dtype, gathers = block.shape, block.dtype, list[SharedMemoryExecutable]()
     for dim in range(block.ndim):
         axes = sharding.dim_axes(dim)
         if axes:
@@ -57,7 +57,7 @@ def gathers_of(
                 call = CollectiveCall(groups, build("all_gather", size), "sum", (operand,), identity, source)
                 if len(known) >= _KNOWN:
                     del known[next(iter(known))]
-                known[key] = CollectiveGroup(communicators, number, [call])
+                known[key] = SharedMemoryExecutable(communicators, number, [call])
             gathers.append(known[key])
             shape = out
     return gathers
@@ -76,7 +76,7 @@ def replica_check(
     operand = Operand((2 * count,), (2 * count * size,), _HASH, argument=0)
     every = mesh.replica_groups(mesh.axis_names)
     call = CollectiveCall(every, build("all_gather", size), "sum", (operand,), "FUNCCOLL_DEBUG=detail")
-    gather = CollectiveGroup(communicators, number, [call])
+    gather = SharedMemoryExecutable(communicators, number, [call])
     split = [bool(layout.sharding.varying) for layout in layouts]  # of the others, the block is the global value
 
     def check(blocks: Sequence[Any], values: Sequence[np.ndarray | None]) -> None:

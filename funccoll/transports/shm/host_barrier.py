@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from ...errors import FunccollError
 from ...runtime.collective_call import NOTHING, CollectiveCall
 from ...schedules.schedule import build
-from .collective_group import CollectiveGroup
 from .diagnosis import Diagnosis, job_is_over
+from .shared_memory_executable import SharedMemoryExecutable
 
 __all__ = ["Agreement", "Entry"]
 
@@ -47,33 +47,33 @@ class Entry:
     It raises what that collective would raise on the host, in the same words.
     """
 
-    def __init__(self, call: CollectiveCall, group: CollectiveGroup):
+    def __init__(self, call: CollectiveCall, executable: SharedMemoryExecutable):
         self._call = call
-        self.group = group
-        """The collective group of the barrier."""
+        self.executable = executable
+        """The barrier as a collective."""
 
     def __call__(self) -> tuple[()]:
         """Wait until all ranks are about to run the collective."""
-        self.group()
+        self.executable()
         return ()
 
     @property
     def count(self) -> int:
         """A number that grows when this rank has passed the barrier, also when an exception came then."""
-        return int(self.group.registry.bases[self.group.communicators[0].number])
+        return int(self.executable.registry.bases[self.executable.communicators[0].number])
 
     @property
     def members(self) -> Sequence[int]:
         """The ranks of the job that run the collective together, in its order."""
-        return self.group.communicators[0].members
+        return self.executable.communicators[0].members
 
     def failed(self, peer: int, waited_s: float | None) -> FunccollError:
         """The error of the collective, which has ended in the middle.
 
         It waited so long for `peer`; with None, the failure word stopped it.
         """
-        group, watch = self.group, self.group.world.watch
-        diagnosis = Diagnosis(group.registry, self._call, group.communicators[0], peer)
+        executable, watch = self.executable, self.executable.world.watch
+        diagnosis = Diagnosis(executable.registry, self._call, executable.communicators[0], peer)
         failure = watch.failure(self.members)
         if failure is not None:
             return failure.error(diagnosis.position(waits=waited_s is not None))
@@ -81,11 +81,11 @@ class Entry:
 
     def over(self) -> FunccollError:
         """The error of a call after the collectives of the job have ended."""
-        return job_is_over(self.group.registry.broken, self._call.source)
+        return job_is_over(self.executable.registry.broken, self._call.source)
 
     def abandon(self, error: BaseException, memory: object) -> None:
         """Leave the collective in the middle because of an error: no other one runs any more, on any rank.
 
         `memory` is kept for good, because peers may still use it.
         """
-        self.group.registry.abandon(error, memory, self._call.kind)
+        self.executable.registry.abandon(error, memory, self._call.kind)

@@ -86,7 +86,7 @@ class PythonPlanFastPath:
             busy[number] = 0
 
     def fallback(self, arrays: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
-        """See `CollectiveGroup`."""
+        """See `SharedMemoryExecutable`."""
         raise NotImplementedError
 
     finish: Callable[..., tuple[np.ndarray, ...]]

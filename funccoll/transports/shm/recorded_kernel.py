@@ -1,4 +1,4 @@
-"""The stream interpreter of a collective group while a profile is recorded, and the group's description in the profile."""
+"""The stream interpreter of an executable while a profile is recorded, and the executable's description in the profile."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ...schedules.streams.instructions import Instruction, MemoryOperand, Opcode
 from ..plans.planned_collective import PlannedCollective
 
 if TYPE_CHECKING:
-    from .collective_group import CollectiveGroup
+    from .shared_memory_executable import SharedMemoryExecutable
 
 __all__ = ["RecordedKernel", "describe"]
 
 
 class RecordedKernel:
-    """Runs a group's plan like its ordinary kernel, and records each instruction. It is called again until all is done."""
+    """Runs an executable's plan like its ordinary kernel, and records each instruction. It is called until all is done."""
 
-    def __init__(self, recorder: Recorder, group: CollectiveGroup, plain: Callable[[], object]):
+    def __init__(self, recorder: Recorder, executable: SharedMemoryExecutable, plain: Callable[[], object]):
         self._recorder, self._plain, self._key = recorder, plain, object()
-        self._group = weakref.ref(group)  # which has this kernel, and goes, with its memory, when nothing else refers to it
-        self._words: Any = group._words
-        self._kernel = interpreter(group.context.ctypes.data, records=True)
+        self._executable = weakref.ref(executable)  # which has this kernel, and goes when nothing else refers to it
+        self._words: Any = executable._words
+        self._kernel = interpreter(executable.context.ctypes.data, records=True)
         self._number, self._line, self._began = 0, 0, 0
 
     def __call__(self) -> None:
@@ -80,21 +80,21 @@ class RecordedKernel:
                 self._plain()
 
     def _describe(self) -> dict[str, Any]:
-        group = self._group()
-        assert group is not None, "a group that is called is alive"
-        return describe(group)
+        executable = self._executable()
+        assert executable is not None, "an executable that is called is alive"
+        return describe(executable)
 
 
-def describe(group: CollectiveGroup) -> dict[str, Any]:
-    """A group's plan: its collectives, and of each instruction what a reader of rows needs to know."""
-    code = list(disassemble(group._code.tolist()))
+def describe(executable: SharedMemoryExecutable) -> dict[str, Any]:
+    """An executable's plan: its collectives, and of each instruction what a reader of rows needs to know."""
+    code = list(disassemble(executable._code.tolist()))
     return {
         "kind": "plan",
-        "collectives": [_describe(collective) for collective in group.plan.collectives],
+        "collectives": [_describe(collective) for collective in executable.plan.collectives],
         "pc": [i.pc for i in code],
         "opcode": [i.opcode.name for i in code],
-        "collective": [group.plan.collective(i.pc) for i in code],
-        "peer": [_peer(i, group.plan.collectives[group.plan.collective(i.pc)]) for i in code],
+        "collective": [executable.plan.collective(i.pc) for i in code],
+        "peer": [_peer(i, executable.plan.collectives[executable.plan.collective(i.pc)]) for i in code],
         "counter": [i.operands.get("counter", -1) for i in code],
         "nbytes": [_nbytes(i) for i in code],
     }

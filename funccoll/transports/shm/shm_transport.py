@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from ...job.rendezvous import JoinedJob
     from ..plans.control_block import Communicator
     from ..plans.message_table import MessageLibrary
-    from .collective_group import CollectiveGroup
     from .communicators import Communicators
+    from .shared_memory_executable import SharedMemoryExecutable
 
 __all__ = ["IMPLEMENTATION", "SharedMemoryJob"]
 
@@ -177,22 +177,22 @@ class SharedMemoryTransport(Transport):
         self, calls: Sequence[CollectiveCall], mesh: Mesh, share_results: bool = False
     ) -> Sequence[CollectiveExecutable]:
         """See `Transport`. All of them are one native call."""
-        from .collective_group import CollectiveGroup
+        from .shared_memory_executable import SharedMemoryExecutable
 
-        return [CollectiveGroup(self.job.communicators, self.number, *bind_arguments(calls), share_results)]
+        return [SharedMemoryExecutable(self.job.communicators, self.number, *bind_arguments(calls), share_results)]
 
-    def agree(self, calls: Sequence[CollectiveCall]) -> CollectiveGroup:
+    def agree(self, calls: Sequence[CollectiveCall]) -> SharedMemoryExecutable:
         """Compile a barrier of the ranks that are about to run collectives elsewhere, as on GPUs: they compare what these are.
 
         It is one for all that are over the same groups.
         """
-        from .collective_group import CollectiveGroup
         from .host_barrier import Agreement
+        from .shared_memory_executable import SharedMemoryExecutable
 
         along: dict[ReplicaGroups, list[CollectiveCall]] = {}
         for call in calls:
             along.setdefault(call.groups, []).append(call)
-        return CollectiveGroup(self.job.communicators, self.number, [*map(Agreement.to, along.values())])
+        return SharedMemoryExecutable(self.job.communicators, self.number, [*map(Agreement.to, along.values())])
 
     def note_exception(self, executables: Sequence[CollectiveExecutable], done: int, error: BaseException) -> None:
         """See `Transport`. Before the first collective of a program is complete, a retry fits what the others do."""

@@ -11,7 +11,7 @@ import numpy as np
 import funccoll as fc
 from funccoll.compiler.compile_spmd import compile_spmd
 from funccoll.errors import FunccollError
-from funccoll.transports.shm.collective_group import CollectiveGroup
+from funccoll.transports.shm.shared_memory_executable import SharedMemoryExecutable
 
 F4 = np.dtype(np.float32)
 X = np.arange(6, dtype=F4).reshape(2, 3)
@@ -109,16 +109,16 @@ def wrong_arguments_of_a_group(nbytes: int) -> list[str]:
     size = nbytes // 4
     fn = only_memory if nbytes > 1 << 14 else one_group
     program = compile_spmd(fn, [((size,), F4), ((size,), F4)], mesh, "memory")
-    group: CollectiveGroup = program.run
-    assert isinstance(group, CollectiveGroup)
+    executable: SharedMemoryExecutable = program.run
+    assert isinstance(executable, SharedMemoryExecutable)
     x = np.ones(size, F4)
     told = []
     for wrong in ((), (x,), (x, x, x), (x, None), (x, x[:-1].copy()), (x, x.astype(np.float64)), (x, x.view(np.int32))):
-        group(x, x)
+        executable(x, x)
         if fc.rank() == 0:
             try:
-                group(*wrong)
+                executable(*wrong)
             except FunccollError as error:
                 told.append(str(error).partition("\n")[0])
-        group(x, x)
+        executable(x, x)
     return told

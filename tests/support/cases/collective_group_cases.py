@@ -16,8 +16,8 @@ from funccoll.compiler import dispatcher
 from funccoll.core.mesh import Mesh
 from funccoll.job.calling_thread import works_for
 from funccoll.transports.plans import planned_collective
-from funccoll.transports.shm import collective_group
-from funccoll.transports.shm.collective_group import CollectiveGroup
+from funccoll.transports.shm import shared_memory_executable
+from funccoll.transports.shm.shared_memory_executable import SharedMemoryExecutable
 from funccoll.transports.shm.wait_graph import WaitGraph
 
 
@@ -114,7 +114,7 @@ def memory() -> None:
 
     # A large value that a collective reads is computed where the others can read it.
     seen = []
-    call = CollectiveGroup.__call__
+    call = SharedMemoryExecutable.__call__
 
     def spy(self, *arrays):
         seen.extend(heap.offset_of(np.asarray(a)) >= 0 for a in arrays)
@@ -125,9 +125,9 @@ def memory() -> None:
         product = jitted(lambda w, x, fn=fn: fc.all_reduce(fn(w, x), "d"), mesh, (P(), P("d")))
         y = np.ones((n * 4, 200), np.float32)
         found = product(w, y)
-        CollectiveGroup.__call__ = spy
+        SharedMemoryExecutable.__call__ = spy
         again = product(w, y)
-        CollectiveGroup.__call__ = call
+        SharedMemoryExecutable.__call__ = call
         assert found.local.tobytes() == again.local.tobytes()
     assert seen == [True, True, True]
 
@@ -380,7 +380,7 @@ def when_waiting(handler) -> None:
 
     def try_it(_, frame):
         while frame is not None:
-            if frame.f_code.co_filename == collective_group.__file__:
+            if frame.f_code.co_filename == shared_memory_executable.__file__:
                 return handler()
             frame = frame.f_back
         signal.setitimer(signal.ITIMER_REAL, 0.03)

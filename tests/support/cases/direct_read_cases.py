@@ -64,7 +64,7 @@ def jitted(name: str, mesh: Mesh, **options: Any) -> Any:
 
 def reads_directly(step: Any, x: Any) -> bool:
     """True when an argument of the step is bound for direct reads."""
-    code = [i for group in step.lower(x).compile().group_calls for i in disassemble(group.plan.code.tolist())]
+    code = [i for executable in step.lower(x).compile().group_calls for i in disassemble(executable.plan.code.tolist())]
     return any(i.operands["staging"] == READ_DIRECTLY for i in code if i.opcode == Opcode.BIND_ARG)
 
 
@@ -117,8 +117,8 @@ def fuzz(folder: Path, examples: int) -> int:
                 given.flags.writeable = True
                 given[...] = whole[mine]
                 given.flags.writeable = not read_only
-                (group,) = step.lower(whole).compile().group_calls
-                found = group(given)
+                (executable,) = step.lower(whole).compile().group_calls
+                found = executable(given)
                 given.flags.writeable = True
             given[...] = np.nan  # a peer that still reads would have it
             assert [x.tobytes() for x in found] == wanted, (kind, bounds, shape, memory)
@@ -135,9 +135,9 @@ def step_of(n: int, rows: int = 1 << 15) -> tuple[Any, np.ndarray]:
     """A permute of 128 KiB and more that is read directly: its native call, and an argument."""
     x = np.ones((n * rows, 1), np.float32)
     step = jitted("permute", fc.make_mesh({"d": n}))
-    (group,) = step.lower(x).compile().group_calls
+    (executable,) = step.lower(x).compile().group_calls
     assert reads_directly(step, x)
-    return group, np.full((rows, 1), fc.rank(), np.float32)
+    return executable, np.full((rows, 1), fc.rank(), np.float32)
 
 
 def refuse_reads() -> None:
@@ -189,14 +189,14 @@ def secret_memory() -> bool:
     """Memory that the system reads for no process, not even its own: it is copied, as memory of devices is."""
     access()
     n, nbytes = fc.world_size(), 1 << 17
-    group, x = step_of(n)
+    executable, x = step_of(n)
     descriptor = ctypes.CDLL(None).syscall(447, 0)  # memfd_secret
     if descriptor >= 0:
         os.ftruncate(descriptor, nbytes)
         x = np.ndarray((nbytes // 4, 1), np.float32, mmap.mmap(descriptor, nbytes))
     for call in range(3):
         x[...] = fc.rank() + call
-        assert (group(x)[0] == (fc.rank() - 1) % n + call).all()
+        assert (executable(x)[0] == (fc.rank() - 1) % n + call).all()
     return descriptor >= 0
 
 
@@ -204,9 +204,9 @@ def failing(what: str) -> None:
     """Rank 0 reads of rank 1 what cannot be read; both print what they are told."""
     own = access()
     n, rank = fc.world_size(), fc.rank()
-    group, x = step_of(n, 1 << 22 if what in ("kill", "stop") else 1 << 15)
+    executable, x = step_of(n, 1 << 22 if what in ("kill", "stop") else 1 << 15)
     for _ in range(3):
-        assert (group(x)[0] == (rank - 1) % n).all()
+        assert (executable(x)[0] == (rank - 1) % n).all()
     try:
         if what == "refuse" and rank == 0:
             refuse_reads()
@@ -227,7 +227,7 @@ def failing(what: str) -> None:
             fc.init(timeout=1)
         print("begins", flush=True)
         while True:
-            (found,) = group(x)
+            (found,) = executable(x)
             assert (found == (rank - 1) % n).all()
             if what not in ("kill", "stop"):
                 break
@@ -235,7 +235,7 @@ def failing(what: str) -> None:
     except fc.FunccollError as error:
         print(f"{type(error).__name__}: {error}", flush=True)
         try:
-            group(x)
+            executable(x)
         except errors.PeerFailure as again:
             print("again:", str(again).splitlines()[0], flush=True)
     finally:

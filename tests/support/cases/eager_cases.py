@@ -206,6 +206,6 @@ def many_communicators() -> None:
         step = over(mesh, lambda x: fc.all_reduce(x, "d"))
         total = step(own(mesh, i))
         np.testing.assert_array_equal(np.asarray(total), sum(blocks(r, i) for r in range(n)))
-        (group,) = step.lower(own(mesh, i)).compile().group_calls
-        eager.append(bool(group.communicators[0].control.rings))
+        (executable,) = step.lower(own(mesh, i)).compile().group_calls
+        eager.append(bool(executable.communicators[0].control.rings))
     assert set(eager) == {True, False}

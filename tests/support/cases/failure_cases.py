@@ -274,18 +274,18 @@ def fetches(x: Any, i: Any) -> Any:
     return total[i[0]][None]
 
 
-def interrupt_at_the_end(group: Any) -> None:
+def interrupt_at_the_end(executable: Any) -> None:
     """Interrupt the next call of a collective group as soon as its kernel returns."""
-    kernel = group._kernel
+    kernel = executable._kernel
 
     def raising() -> None:
         kernel()
-        while group.context[WORD.status] == WAITING:
+        while executable.context[WORD.status] == WAITING:
             kernel()
-        group._kernel, group.is_fast = kernel, True
+        executable._kernel, executable.is_fast = kernel, True
         raise ValueError("an interrupt")
 
-    group._kernel, group.is_fast = raising, False  # the quick call has the kernel itself
+    executable._kernel, executable.is_fast = raising, False  # the quick call has the kernel itself
 
 
 @member
@@ -309,8 +309,8 @@ def late(culprits: list[int], how: str, caught: bool = True) -> None:
             frame = frame.f_back
 
     def interrupted_call() -> None:
-        (group,) = step.dispatcher.executables[0].group_calls
-        interrupt_at_the_end(group)
+        (executable,) = step.dispatcher.executables[0].group_calls
+        interrupt_at_the_end(executable)
 
     signal.signal(signal.SIGALRM, interrupt)
 
@@ -349,8 +349,8 @@ def gathers(culprits: list[int], caught: bool = True) -> None:
         gather = lambda: fc.process_allgather(split)  # one line, which has one collective group
         if fc.rank() in culprits and steps.number == 3 and not interrupted:
             interrupted.append(True)
-            group = list(split.sharding.mesh.transport.job.gathers.values())[-1]
-            interrupt_at_the_end(group)
+            executable = list(split.sharding.mesh.transport.job.gathers.values())[-1]
+            interrupt_at_the_end(executable)
             with contextlib.suppress(ValueError):
                 gather()
         assert (gather() == steps.number).all()

@@ -124,9 +124,9 @@ def bits() -> None:
     own, rng, held = values[rank * rows :][:rows], random.Random(rank), []
     for program in programs:
         step = jitted(program, mesh)
-        (group,) = step.lower(values).compile().group_calls
+        (executable,) = step.lower(values).compile().group_calls
         wanted = [y.shards[0].tobytes() for y in fc.tree.leaves(jitted(program, virtual)(values))]
-        assert bool(group.plan.shared) != ("permute" in str(step.lower(values)))
+        assert bool(executable.plan.shared) != ("permute" in str(step.lower(values)))
         for _ in range(12):
             way = rng.randrange(3)
             x = fc.from_local(own, mesh, P("d")) if way == 0 else values.copy() if way == 1 else np.repeat(values, 2, 1)[:, ::2]
@@ -207,9 +207,9 @@ def interrupted() -> tuple[list[float], int]:
     new = lambda value: fc.from_local(np.full(COUNT, value, np.float32), mesh, P("d"))
     x, others = new(1), new(2)
     step = jitted(lambda x: (fc.broadcast(x, "d"), fc.all_gather(x, "d")), mesh).lower(x).compile()
-    (group,) = step.group_calls
+    (executable,) = step.group_calls
     step(x)
-    kernel, acquire = group._kernel, heap.acquire
+    kernel, acquire = executable._kernel, heap.acquire
 
     def complete() -> None:
         while kernel():  # it returns now and then while it waits
@@ -226,19 +226,19 @@ def interrupted() -> tuple[list[float], int]:
 
     last = (complete, acquire) if rank == 0 else (kernel, acquire_and_fail)  # rank 0 has them, and acquires nothing
     for interrupted_kernel, interrupted_acquire in ((complete, acquire), (complete, acquire), last):
-        group._kernel, heap.acquire = interrupted_kernel, interrupted_acquire
+        executable._kernel, heap.acquire = interrupted_kernel, interrupted_acquire
         try:
             step(others)
             raise AssertionError("it was not interrupted")
         except KeyboardInterrupt:
-            group._kernel, heap.acquire = kernel, acquire
+            executable._kernel, heap.acquire = kernel, acquire
         step(others)
     gc.collect()
     fc.process_allgather(np.zeros(1))
     heap._settle()
     published = len(heap._shared)
     kept = step(x)[0]
-    group._kernel = nothing
+    executable._kernel = nothing
     with suppress(KeyboardInterrupt):
         step(others)
     del x, others
@@ -282,9 +282,9 @@ def profiled(folder: str) -> bool:
     x = fc.from_local(np.ones(COUNT, np.float32), mesh, P("d"))
     with fc.profile(folder):
         step = jitted(lambda x: fc.broadcast(x, "d"), mesh).lower(x).compile()
-        (group,) = step.group_calls
-        assert step(x).local.all() and group.plan.shared
-        return isinstance(group._kernel, RecordedKernel)
+        (executable,) = step.group_calls
+        assert step(x).local.all() and executable.plan.shared
+        return isinstance(executable._kernel, RecordedKernel)
 
 
 def forked() -> bool:
@@ -357,7 +357,7 @@ def interrupted_anywhere(times: int) -> tuple[int, int, dict[int, int], list[tup
     own = mesh.transport.job.heap
     new = lambda: fc.from_local(np.full(COUNT, 1 + rank, np.float32), mesh, P("d"))
     step = jitted(lambda x: (fc.broadcast(x, "d"), fc.all_gather(x, "d")), mesh).lower(new()).compile()
-    (group,) = step.group_calls
+    (executable,) = step.group_calls
     wanted = [np.full(COUNT, 1, np.float32), np.repeat(np.float32([1, 2]), COUNT)]
     repeated = complete = 0
     for number in range(times):
@@ -365,13 +365,13 @@ def interrupted_anywhere(times: int) -> tuple[int, int, dict[int, int], list[tup
         results: Any = None
         try:
             with interrupt_at(number):
-                results = group(x)
+                results = executable(x)
         except KeyboardInterrupt:
-            if group.is_complete:
+            if executable.is_complete:
                 complete += 1
             else:
                 repeated += 1
-                results = group(x)
+                results = executable(x)
         if results is not None:
             assert all(map(np.array_equal, results, wanted)), number
         del x, results

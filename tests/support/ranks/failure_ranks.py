@@ -24,7 +24,7 @@ from funccoll.core.mesh import Mesh
 from funccoll.job import job_context
 from funccoll.kernels.kernel_context import WORD
 from funccoll.transports.plans import staging
-from funccoll.transports.shm.collective_group import CollectiveGroup
+from funccoll.transports.shm.shared_memory_executable import SharedMemoryExecutable
 from tests.support.ranks.rank_server import build
 
 AXES = {2: {"a": 2, "b": 1}, 3: {"a": 3, "b": 1}, 4: {"a": 2, "b": 2}, 8: {"a": 4, "b": 2}}
@@ -204,16 +204,16 @@ class Mortal:
 
     def __init__(self) -> None:
         self.executed, self.last, self.step = 0, 1 << 60, 0
-        call = CollectiveGroup.__call__
+        call = SharedMemoryExecutable.__call__
 
-        def counted(group: Any, *arrays: Any) -> Any:
-            budget = group.context[WORD.instruction_budget] = max(0, self.last - self.executed)
-            found = call(group, *arrays)
-            self.executed += int(budget - group.context[WORD.instruction_budget])
+        def counted(executable: Any, *arrays: Any) -> Any:
+            budget = executable.context[WORD.instruction_budget] = max(0, self.last - self.executed)
+            found = call(executable, *arrays)
+            self.executed += int(budget - executable.context[WORD.instruction_budget])
             return found
 
-        CollectiveGroup.__call__ = counted
-        CollectiveGroup._budget_spent = lambda group: self.die()
+        SharedMemoryExecutable.__call__ = counted
+        SharedMemoryExecutable._budget_spent = lambda executable: self.die()
 
     def die(self) -> None:
         say("dies", step=self.step)

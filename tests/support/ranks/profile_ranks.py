@@ -118,14 +118,14 @@ def everything(directory):
     f = step(mesh, ("d",))
     x = np.ones(1 << 20, np.float32)  # private arguments that are staged in segments
     f(x)
-    group = f.lower(x).compile().group_calls[0]
+    executable = f.lower(x).compile().group_calls[0]
     with fc.profile(directory):
         try:
             with fc.profile(directory):
                 pass
         except fc.errors.ProfileError as error:
             say(str(error).partition("\n")[0])
-        group.repeat(3, x[: 1 << 19])
+        executable.repeat(3, x[: 1 << 19])
         thread = threading.Thread(target=lambda: [step(other, ("d",))(x) for _ in range(2)])
         thread.start()
         for _ in range(3):
@@ -147,12 +147,12 @@ def full_disk(directory):
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     mesh = fc.make_mesh({"d": 2})
     x = np.ones(1 << 12, np.float32)
-    group = step(mesh, ("d",)).lower(x).compile().group_calls[0]
+    executable = step(mesh, ("d",)).lower(x).compile().group_calls[0]
     if fc.rank() == 0:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
     with warnings.catch_warnings(record=True) as caught, fc.profile(directory):
         warnings.simplefilter("always")
-        (y,) = group.repeat(5000, x[: 1 << 11])
+        (y,) = executable.repeat(5000, x[: 1 << 11])
     say(*{str(w.message) for w in caught})
     assert np.array_equal(y, np.full(1 << 11, 2, np.float32))
 
@@ -163,11 +163,11 @@ def forgotten(directory):
     with fc.profile(directory):
         compiled = step(mesh, ("d",)).lower(np.ones(128, np.float32)).compile()
         compiled(np.ones(128, np.float32))
-        group = weakref.ref(compiled.group_calls[0])
-        assert group() is not None
+        executable = weakref.ref(compiled.group_calls[0])
+        assert executable() is not None
         del compiled
         gc.collect()
-        say(group() is None)
+        say(executable() is None)
 
 
 def many(directory, times):

@@ -31,7 +31,7 @@ from funccoll.platforms import array_library, blas, fused_step  # noqa: F401 (to
 from funccoll.schedules.collective import KINDS
 from funccoll.schedules.model.select import select as select_schedule
 from funccoll.schedules.shared_results import with_one_result
-from funccoll.transports.shm import collective_group, communicators, shm_transport  # noqa: F401 (too)
+from funccoll.transports.shm import communicators, shared_memory_executable, shm_transport  # noqa: F401 (too)
 
 
 class Server:

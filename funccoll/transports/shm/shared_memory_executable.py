@@ -55,7 +55,7 @@ from .results import ResultPool, new_result
 from .shared_buffers import SharedBuffers
 from .suspicion import Suspicion
 
-__all__ = ["CollectiveGroup"]
+__all__ = ["SharedMemoryExecutable"]
 
 _SILENT = 1.0  # seconds without a message after which a rank of another host that left has sent its last one
 _TOLD = 1024  # ranks of a group up to which they are told for which of them one waits
@@ -66,8 +66,8 @@ _TRIES, _FEW_TRIES = 5000, 3
 _SPINS, _YIELDS, _PATIENCE = 60, 2000, 100_000_000  # nanoseconds
 
 
-class CollectiveGroup(PlanFastPath, CollectiveExecutable):
-    """A compiled collective group: call it with this rank's arrays to get a tuple of this rank's results.
+class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
+    """A collective group compiled for shared memory: call it with this rank's arrays to get a tuple of this rank's results.
 
     What peers read of an array outside of the heap is copied into it, or they read it where it is. A call raises: PeerFailure
     when a rank has died, raised or left; ProgramMismatch when one runs something else; CollectiveTimeout after
@@ -112,7 +112,7 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
             return self.registry.communicator(call.groups, number)
 
     @property
-    def agreement(self) -> CollectiveGroup:
+    def agreement(self) -> SharedMemoryExecutable:
         """See `CollectiveExecutable`. (An attribute would be a cycle, which keeps the memory of what is not used any more.)"""
         return self
 
@@ -203,7 +203,7 @@ class CollectiveGroup(PlanFastPath, CollectiveExecutable):
         return self.is_mine and self.is_complete
 
     def forget_last_call(self) -> None:
-        """Begin an executable of which this group is a part, unless another thread calls it."""
+        """Begin an executable of which this one is a part, unless another thread calls it."""
         if self.is_mine:
             self.is_complete = False
 
