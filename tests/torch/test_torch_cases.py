@@ -22,15 +22,23 @@ MODULES: dict[str, tuple[list[Any], str]] = {
 }
 """Module -> the numbers of ranks of its jobs, and the file whose tests look at what its cases return."""
 
+PARTS = {"torch_ddp_cases": ("torch_gradient_cases",), "torch_pass_cases": ("torch_change_cases",)}
+"""Module -> other files with cases that its job runs, too."""
+
 
 def read(name: str) -> str:
     """The text of a file of the tests."""
     return next(Path(__file__).parents[1].rglob(name)).read_text()
 
 
+def text_of(module: str) -> str:
+    """The texts of the files that have the module's cases."""
+    return "\n".join(read(f"{file}.py") for file in (*PARTS.get(module, ()), module))
+
+
 def names(module: str) -> list[str]:
-    """The module's cases, from its text: to import it takes seconds."""
-    return re.findall(r"^@case\ndef (\w+)", read(f"{module}.py"), re.MULTILINE)
+    """The module's cases, from their text: to import it takes seconds."""
+    return re.findall(r"^@case\ndef (\w+)", text_of(module), re.MULTILINE)
 
 
 @pytest.mark.parametrize(("module", "n", "name"), [
@@ -46,4 +54,4 @@ def test_a_case(module, n, name):
 @pytest.mark.parametrize("module", MODULES)
 def test_no_case_is_missed(module):
     """A case that two functions have, or that another decorator hides, would not run."""
-    assert len(names(module)) == len(set(names(module))) == read(f"{module}.py").count("@case") > 8
+    assert len(names(module)) == len(set(names(module))) == text_of(module).count("@case") > 8

@@ -71,7 +71,7 @@ def test_parameters_without_a_gradient_are_named_on_all_ranks(n):
         for text in found:
             assert text.startswith("ModuleError: the backward pass computed no gradient of 'parts.0.weight'"), text
             assert "'parts.2.bias' on rank 0; 'parts.1.weight', 'parts.1.bias', 'parts.2.weight'" in text
-            assert "find_unused_parameters=True" in text and "torch_ddp_cases.py" in text
+            assert "find_unused_parameters=True" in text and "torch_gradient_cases.py" in text
 
 
 @pytest.mark.parametrize("n", RANKS)
@@ -155,20 +155,20 @@ HELD = {
     "G1 parameters are compared": "test_torch_ddp.py::test_ranks_with_other_parameters_are_told_the_first_difference",
     "G2 initial broadcast, in parts": "state_in_parts",
     "G3 limits of buckets": "test_torch_ddp.py::test_limits_of_buckets",
-    "G4 averages, dtypes apart": "dtypes_and_layouts",
+    "G4 averages, dtypes apart": "torch_gradient_cases.py::dtypes_and_layouts",
     "G5 buffers come from rank 0": "buffers_of_rank_0",
-    "G6 no_sync": "accumulation",
-    "G7 unused parameters": "unused_parameters",
+    "G6 no_sync": "torch_gradient_cases.py::accumulation",
+    "G7 unused parameters": "torch_gradient_cases.py::unused_parameters",
     "G7 or an error that names them": "test_torch_ddp.py::test_parameters_without_a_gradient_are_named_on_all_ranks",
     "G8 sparse gradients": "test_torch_ddp.py::test_sparse_embeddings_are_averaged_and_tied_ones_refused",
     "G9 pickling": "state_and_pickles",
     "G10 communication hooks": "torch_hook_cases.py::functions_of_a_bucket",
     "G11 post-local SGD, as torch's hook": "torch_hook_cases.py::torch_hooks",
     "G12 SyncBatchNorm": "test_torch_sync_batch_norm.py::test_it_is_batch_norm_of_all_rows",
-    "G14 gradient_as_bucket_view": "kept_gradients_do_not_change",
-    "G14 static_graph": "static_graph_knows_unused_parameters",
+    "G14 gradient_as_bucket_view": "torch_gradient_cases.py::kept_gradients_do_not_change",
+    "G14 static_graph": "torch_gradient_cases.py::static_graph_knows_unused_parameters",
     "G15 logged data": "test_torch_ddp.py::test_the_logged_data_have_torchs_fields",
-    "G16 hooks in any order": "hooks_in_another_order",
+    "G16 hooks in any order": "torch_gradient_cases.py::hooks_in_another_order",
     "H1 join": "test_torch_ddp.py::test_uneven_inputs_join_or_end_on_all_ranks",
 }  # fmt: skip
 

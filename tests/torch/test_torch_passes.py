@@ -20,7 +20,8 @@ def results(name: str, n: int = 2) -> list[Any]:
 
 
 RANKS = case_jobs.SLOW_ALIKE
-PLACE = r"\(torch_pass_cases\.py:\d+ \((square|<lambda>|\w+)\)\)"
+FILE = r"torch_(?:pass_cases|steps)\.py"
+PLACE = rf"\({FILE}:\d+ \((square|<lambda>|\w+)\)\)"
 
 
 @pytest.mark.parametrize("n", RANKS)
@@ -96,7 +97,7 @@ def test_a_skipped_backward_pass_is_named_on_all_ranks(n):
     }  # fmt: skip
     for found in results("passes_that_do_not_belong_together", n):
         for text, (name, words) in zip(found, wanted.items(), strict=True):
-            assert re.match(f"{name}: ModuleError: rank {n - 1} {words}", text) and "torch_pass_cases.py" in text, text
+            assert re.match(f"{name}: ModuleError: rank {n - 1} {words}", text) and re.search(FILE, text), text
 
 
 @pytest.mark.parametrize("n", RANKS)

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tests.support.cases import collective_group_cases as cases
+from tests.support.cases import group_wait_cases
 from tests.support.ranks.ranks import launch
 
 
@@ -65,44 +66,44 @@ def test_detail_compares_values_that_are_taken_as_global(monkeypatch):
 
 def test_where_a_rank_is_is_told_from_its_counter():
     """One that has not signalled since it entered may not have published what it runs."""
-    before, inside, after = launch(cases.positions, 2, [0, 1, 2])[0]
+    before, inside, after = launch(group_wait_cases.positions, 2, [0, 1, 2])[0]
     assert before == "rank 1 has not entered any collective of this group"
-    assert inside.startswith("rank 1 is in all_reduce over 'd' at collective_group_cases.py")
+    assert inside.startswith("rank 1 is in all_reduce over 'd' at group_wait_cases.py")
     assert inside.endswith("(rank 1's step 1 of 2)")
     assert after.startswith("rank 1 has finished all_reduce") and after.endswith("and has entered nothing since")
 
 
 def test_the_timeout_is_an_argument(tmp_path):
-    told = launch(cases.late, 2, tmp_path)
+    told = launch(group_wait_cases.late, 2, tmp_path)
     assert re.match(r"CollectiveTimeout: rank 0 waited [\d.]+ s in all_reduce", told[0])
     assert "rank 1 has not entered any collective" in told[0]
-    assert "rank 0 is in all_reduce over 'd' at collective_group_cases.py" in told[0] and "(this rank)" in told[0]
+    assert "rank 0 is in all_reduce over 'd' at group_wait_cases.py" in told[0] and "(this rank)" in told[0]
     assert told[1].startswith("PeerFailure: rank 0 raised")
 
 
 @pytest.mark.parametrize("threads", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_ranks_that_wait_for_each_other_over_different_axes_are_told(threads, tmp_path):
-    told = launch(cases.in_a_cycle, 4, (1, 2), tmp_path, threads)
+    told = launch(group_wait_cases.in_a_cycle, 4, (1, 2), tmp_path, threads)
     assert all("ranks wait for each other: rank " in text for text in told)
     assert any(text.startswith("ProgramMismatch") for text in told)
     for text in told:
-        assert "over 'a' at collective_group_cases.py" in text and "over 'b' at collective_group_cases.py" in text
+        assert "over 'a' at group_wait_cases.py" in text and "over 'b' at group_wait_cases.py" in text
 
 
 def test_a_thread_calls_collectives_for_one_that_waits():
     """Its waits count as that one's, too: ranks that wait for each other are told."""
-    for found, refused, deadlock in launch(cases.a_thread_works_for_another, 2):
+    for found, refused, deadlock in launch(group_wait_cases.a_thread_works_for_another, 2):
         assert found == [[1.0]] * 6 and "a mesh whose collectives belong to thread 'MainThread'" in refused
         assert "ranks wait for each other: rank " in deadlock
 
 
 def test_a_thread_that_computes_is_no_part_of_a_deadlock(tmp_path):
-    assert launch(cases.a_thread_computes, 2, tmp_path) == [[[1.0], [2.0]]] * 2
+    assert launch(group_wait_cases.a_thread_computes, 2, tmp_path) == [[[1.0], [2.0]]] * 2
 
 
 @pytest.mark.parametrize("n", [1, 100_000])
 def test_an_interrupt_ends_a_call_at_once(n, tmp_path):
-    first, second = launch(cases.holding_the_interrupt, 2, n, tmp_path)
+    first, second = launch(group_wait_cases.holding_the_interrupt, 2, n, tmp_path)
     assert first[0] == "interrupted"
     assert "KeyboardInterrupt in the middle of all_reduce" in first[1]
     assert second[0].startswith("PeerFailure: rank 0 raised KeyboardInterrupt")
@@ -110,7 +111,7 @@ def test_an_interrupt_ends_a_call_at_once(n, tmp_path):
 
 @pytest.mark.parametrize("caught", [True, False])
 def test_a_collective_in_a_signal_handler_is_refused(caught, tmp_path):
-    (refused, *first), second = launch(cases.in_a_handler, 2, caught, tmp_path)
+    (refused, *first), second = launch(group_wait_cases.in_a_handler, 2, caught, tmp_path)
     assert refused.startswith("FunccollError: a collective was called in the middle of another one")
     if caught:  # the one in the middle goes on
         assert first == second == ["2.0", "2.0"]
@@ -121,7 +122,7 @@ def test_a_collective_in_a_signal_handler_is_refused(caught, tmp_path):
 
 
 def test_collectives_that_only_wait_for_each_other_are_compared(tmp_path):
-    told = launch(cases.only_waits, 2, tmp_path)
+    told = launch(group_wait_cases.only_waits, 2, tmp_path)
     assert any(text.startswith("ProgramMismatch") for text in told), told
     assert "nothing" not in told
 

@@ -22,6 +22,7 @@ from funccoll.schedules.shared_results import check_completion, copies_root, wit
 from funccoll.schedules.streams.instructions import Opcode
 from funccoll.transports.shm.arena import LARGE, SHAREABLE, tail_size
 from funccoll.transports.shm.heap import Heap, create
+from tests.support.cases import shared_interrupt_cases
 from tests.support.cases import shared_result_cases as cases
 from tests.support.example_counts import examples
 from tests.support.groups import in_groups
@@ -303,20 +304,20 @@ def test_a_fork_sees_no_later_values():
 
 
 def test_shared_buffers_survive_an_interrupt_at_any_place():
-    (first, _, published, lost), (second, complete, none, nothing) = launch(cases.interrupted_anywhere, 2, 250)
+    (first, _, published, lost), (second, complete, none, nothing) = launch(shared_interrupt_cases.interrupted_anywhere, 2, 250)
     assert first > 100 and second > 10 and complete > 30  # the second one acquires when calls are complete
     assert published == none == {} and lost == nothing == []
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_no_interrupt_is_lost_and_nothing_stays_published(seed):
-    for raised, came, dropped, published in launch(cases.stormed, 2, seed, 100):
+    for raised, came, dropped, published in launch(shared_interrupt_cases.stormed, 2, seed, 100):
         assert raised > 20 and (came, dropped, published) == (raised, [], {})
 
 
 def interrupted_allocation(owner, nbytes, number):
     """A generator: an exception that CPython takes for handled for ever, after such an interrupt, is its, not the thread's."""
-    with suppress(KeyboardInterrupt), cases.interrupt_at(number):
+    with suppress(KeyboardInterrupt), shared_interrupt_cases.interrupt_at(number):
         owner.array((nbytes,), "u1")[:5] = 1
     yield
 
@@ -334,7 +335,7 @@ def test_blocks_survive_an_interrupt_at_any_place(pair):
     assert sys.exc_info() == (None, None, None)
     assert owner.stats()["arrays"] == 0
     owner._reclaim()
-    assert owner.stats()["used"] < 64 << 10 and owner._blocks.lost(cases.known_blocks(owner)) == []
+    assert owner.stats()["used"] < 64 << 10 and owner._blocks.lost(shared_interrupt_cases.known_blocks(owner)) == []
     lists = [lease.offset for kind in owner._sizes.values() for lease in kind.free]
     assert len(set(lists)) == len(lists)
 

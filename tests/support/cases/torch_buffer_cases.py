@@ -13,16 +13,8 @@ import torch
 
 import funccoll as fc
 from funccoll.torch import DistributedDataParallel, module_state
-from tests.support.cases.torch_ddp_cases import (
-    begin,
-    close,
-    data,
-    gradients,
-    mean_gradients,
-    mlp,
-    same_on_all_ranks,
-    told,
-)
+from tests.support.cases.torch_ddp_cases import begin
+from tests.support.cases.torch_gradients import close, data, gradients, mean_gradients, mlp, same_on_all_ranks, told
 
 __all__ = ["CASES", "begin"]
 

@@ -21,7 +21,7 @@ import funccoll as fc
 from funccoll.core.mesh import Mesh
 from funccoll.parallel.buckets import CommHook
 from funccoll.torch import DistributedDataParallel, GradBucket
-from tests.support.cases.torch_ddp_cases import close, gradients, mean_gradients, same_on_all_ranks, told
+from tests.support.cases.torch_gradients import close, gradients, mean_gradients, same_on_all_ranks, told
 
 CASES: dict[str, Callable[[], Any]] = {}
 ONE, SEVERAL = None, [0.002]

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import funccoll as fc
 from funccoll.torch import DistributedDataParallel
 from funccoll.torch.torch_interface import INHERITED
-from tests.support.cases.torch_ddp_cases import close, data, gradients, mean_gradients, mlp, told
+from tests.support.cases.torch_gradients import close, data, gradients, mean_gradients, mlp, told
 
 CASES: dict[str, Callable[[], Any]] = {}
 
