@@ -22,7 +22,10 @@ MODULES: dict[str, tuple[list[Any], str]] = {
 }
 """Module -> the numbers of ranks of its jobs, and the file whose tests look at what its cases return."""
 
-PARTS = {"torch_ddp_cases": ("torch_gradient_cases",), "torch_pass_cases": ("torch_change_cases",)}
+PARTS = {
+    "torch_ddp_cases": ("torch_gradient_cases",), "torch_pass_cases": ("torch_change_cases",),
+    "torch_hook_cases": ("torch_registration_cases",),
+}  # fmt: skip
 """Module -> other files with cases that its job runs, too."""
 
 

@@ -69,7 +69,7 @@ def test_refused_at_registration(n):
     for found in results("refused_at_registration", n):
         for text, words in zip(found, wanted, strict=True):
             assert re.match(words, text), text
-            assert "torch_hook_cases.py" in text  # the user's line
+            assert "torch_registration_cases.py" in text  # the user's line
 
 
 @pytest.mark.parametrize("n", RANKS)

@@ -162,7 +162,7 @@ HELD = {
     "G7 or an error that names them": "test_torch_ddp.py::test_parameters_without_a_gradient_are_named_on_all_ranks",
     "G8 sparse gradients": "test_torch_ddp.py::test_sparse_embeddings_are_averaged_and_tied_ones_refused",
     "G9 pickling": "state_and_pickles",
-    "G10 communication hooks": "torch_hook_cases.py::functions_of_a_bucket",
+    "G10 communication hooks": "torch_registration_cases.py::functions_of_a_bucket",
     "G11 post-local SGD, as torch's hook": "torch_hook_cases.py::torch_hooks",
     "G12 SyncBatchNorm": "test_torch_sync_batch_norm.py::test_it_is_batch_norm_of_all_rows",
     "G14 gradient_as_bucket_view": "torch_gradient_cases.py::kept_gradients_do_not_change",
