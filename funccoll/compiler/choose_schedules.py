@@ -21,7 +21,7 @@ from ..job.job_context import joined_transport
 from ..runtime.collective_call import NATIVE_ALGORITHMS, groups_of
 
 if TYPE_CHECKING:
-    from ..schedules.model.select import Explanation
+    from ..schedules.model.explanation import Explanation
     from ..schedules.model.topology import Topology
     from ..schedules.registry import Algorithm
     from ..schedules.schedule import Schedule
@@ -118,7 +118,7 @@ def predicted_seconds(eqn: Equation, mesh: Mesh) -> float:
 
 def measured_seconds(eqn: Equation, mesh: Mesh) -> float | None:
     """The time that `funccoll tune` has measured for a collective of the same kind and size; None without one."""
-    from ..schedules.model.select import measured_seconds as measured
+    from ..schedules.model.explanation import measured_seconds as measured
 
     how, dtype = lowering(eqn), _narrowest([a.type.dtype for a in eqn.inputs])
     algorithm, topology = _chosen(eqn, mesh).algorithm, _topology(mesh, eqn)
@@ -137,7 +137,7 @@ def _chosen(eqn: Equation, mesh: Mesh) -> Schedule:
 
 def explain_choice(eqn: Equation, mesh: Mesh) -> Explanation:
     """The table of what `choose` weighs for a collective, if the user names no algorithm."""
-    from ..schedules.model.select import explain
+    from ..schedules.model.explanation import explain
 
     how, dtype = lowering(eqn), _narrowest([a.type.dtype for a in eqn.inputs])
     return explain(how.kind, _topology(mesh, eqn), _nbytes(eqn), dtype=dtype, **how.options)

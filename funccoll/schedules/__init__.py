@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ..core.public_names import directory
 from . import library as _library  # noqa: F401 (importing it registers its algorithms)
 from .collective import Collective
-from .model.select import explain, select
+from .model.explanation import explain
+from .model.select import select
 from .model.topology import Link, Topology
 from .moves import Move, Place
 from .proof.prove import Proof

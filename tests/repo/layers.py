@@ -75,7 +75,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "schedules.streams": (
         ("instructions",), ("symmetry",), ("happens_before",), ("streams",), ("check_hosts",), ("lower", "verify", "interpret"),
     ),
-    "schedules.model": (("topology",), ("cost",), ("event_loop", "select", "simulation"), ("simulate",)),
+    "schedules.model": (("topology",), ("cost",), ("event_loop", "select", "simulation"), ("explanation", "simulate")),
     "kernels": (
         ("kernel_context", "variants", "intrinsics", "conversions"),
         ("direct_reads", "stream_interpreter", "reductions", "block"),

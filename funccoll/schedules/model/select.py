@@ -1,4 +1,4 @@
-"""The choice of an algorithm: what each would cost on a topology, which of them may be chosen, and why."""
+"""The choice of an algorithm: what each would cost on a topology, and which of them may be chosen."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...config import TUNED_BITS
-from ...core.display import html_table, seconds_text, text_table, titled
-from ...core.machine_profile import current, may_change_bits
+from ...core.machine_profile import may_change_bits
 from ...core.types import bfloat16, check_dtype
 from ...errors import DTypeError, ScheduleError
 from ..collective import KINDS, Collective, check_pairs
@@ -23,7 +22,15 @@ from ..schedule import Schedule, build
 from .cost import Cost, chunk_bytes
 from .topology import Topology, check_topology
 
-__all__ = ["Candidate", "Explanation", "Row", "candidates", "explain", "measured_seconds", "select"]
+__all__ = [
+    "AlgorithmQuestion",
+    "Candidate",
+    "candidates",
+    "checked_question",
+    "rounded_seconds",
+    "select",
+    "weigh_candidates",
+]  # fmt: skip
 
 _CHUNKS = (2, 8, 32)
 """Numbers of chunks that are tried with a pipelined algorithm. The best one is seldom far from one of them: the time is
@@ -50,7 +57,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class _Question:
+class AlgorithmQuestion:
     """The arguments of `select`, checked."""
 
     kind: str
@@ -75,7 +82,7 @@ class _Question:
         return KINDS[self.kind].combines
 
     @property
-    def preset(self) -> _Question | None:
+    def preset(self) -> AlgorithmQuestion | None:
         """The question whose answer fixes the order of combination; None where nothing measured could change it."""
         preset = self.topology.preset
         if self.tuned_bits or not self.reduces or preset is self.topology:
@@ -100,7 +107,7 @@ def select(
     Raises ScheduleError for an unknown collective, bytes that are not positive, a root or pairs that do not exist, and
     when no algorithm may be chosen; DTypeError for a dtype that funccoll does not carry.
     """
-    question = _question(kind, topology, nbytes, dtype, root, pairs, hosts, levels)
+    question = checked_question(kind, topology, nbytes, dtype, root, pairs, hosts, levels)
     return _select(question, known(kind))
 
 
@@ -113,31 +120,18 @@ def candidates(
 
     Arguments and errors are those of `select`.
     """
-    question = _question(kind, topology, nbytes, dtype, root, pairs, hosts, levels)
-    return _weighed(question, known(kind), thorough=True)[0]
-
-
-def explain(
-    kind: str, topology: Topology | int, nbytes: int, *, dtype: Any = None, root: int = 0,
-    pairs: Sequence[tuple[int, int]] = (), hosts: int | Sequence[int] | None = None,
-    levels: tuple[int, int] | None = None,
-) -> Explanation:  # fmt: skip
-    """Explain what `select` chooses and why, as a table.
-
-    Arguments and errors are those of `select`.
-    """
-    question = _question(kind, topology, nbytes, dtype, root, pairs, hosts, levels)
-    found, best = _weighed(question, known(kind), thorough=True)
-    return Explanation(_title(question, dtype), tuple(_rows(found, best, question, dtype)))
+    question = checked_question(kind, topology, nbytes, dtype, root, pairs, hosts, levels)
+    return weigh_candidates(question, known(kind), thorough=True)[0]
 
 
 # ---------------------------------------------------------------- choosing
 
 
-def _question(
+def checked_question(
     kind: str, topology: Topology | int, nbytes: int, dtype: Any, root: int, pairs: Sequence[tuple[int, int]],
     hosts: int | Sequence[int] | None, levels: tuple[int, int] | None,
-) -> _Question:  # fmt: skip
+) -> AlgorithmQuestion:  # fmt: skip
+    """The arguments of `select`, checked. Raises what `select` raises."""
     if isinstance(topology, (int, np.integer)):
         topology = Topology.one_host(topology)
     check_topology(topology)
@@ -151,50 +145,52 @@ def _question(
     Collective(kind, topology.nranks, root, check_pairs(pairs)).check()
     chunk_bytes(Collective(kind, topology.nranks), nbytes)
     host_map = check_host_map(hosts, levels, topology.nranks) or topology.host_map
-    return _Question(kind, topology, nbytes, narrow, int(root), check_pairs(pairs), host_map, may_change_bits())
+    return AlgorithmQuestion(kind, topology, nbytes, narrow, int(root), check_pairs(pairs), host_map, may_change_bits())
 
 
 @functools.lru_cache(maxsize=1024)
-def _select(question: _Question, known: tuple[Algorithm, ...]) -> Schedule:
+def _select(question: AlgorithmQuestion, known: tuple[Algorithm, ...]) -> Schedule:
     # The algorithms are part of the key because a user may register others, or define one anew.
     if question.topology.hosts == 1 and question.topology.host.shared:
         # Those that forward are not chosen where another one can be: their cost, which takes longest here, is not asked for.
         few = tuple(a for a in known if _may_be_direct(a, question))
         if 0 < len(few) < len(known):
             try:
-                found, best = _weighed(question, few, thorough=False)
+                found, best = weigh_candidates(question, few, thorough=False)
             except ScheduleError:  # none of them may be chosen: the others can be, or the error names them all
                 found, best = [], None
             if best is not None and any(map(_is_direct, found)):
                 return best.schedule or _built(best.algorithm, question, None)
-    _, best = _weighed(question, known, thorough=False)
+    _, best = weigh_candidates(question, known, thorough=False)
     return best.schedule or _built(best.algorithm, question, None)
 
 
-def _weighed(question: _Question, known: tuple[Algorithm, ...], thorough: bool) -> tuple[list[Candidate], Candidate]:
+def weigh_candidates(
+    question: AlgorithmQuestion, known: tuple[Algorithm, ...], thorough: bool
+) -> tuple[list[Candidate], Candidate]:
     """All candidates, and the best of them. Unless `thorough`, nothing is proved that costs more than the best."""
     collective = Collective(question.kind, question.topology.nranks, question.root, question.pairs).check()
     chunk_bytes(collective, question.nbytes)
     found = [_candidate(algorithm, question) for algorithm in known]
     if question.preset is not None:
-        found = _of_equal_bits(found, _weighed(question.preset, known, thorough=False)[1], question)
+        found = _of_equal_bits(found, weigh_candidates(question.preset, known, thorough=False)[1], question)
     if question.topology.hosts == 1 and question.topology.host.shared and any(map(_is_direct, found)):
         forwards = "shared memory: forwards what can be read where it is"
         found = [c if c.objection or _is_direct(c) else replace(c, objection=forwards) for c in found]
     best = None
-    for i in sorted(range(len(found)), key=lambda i: _seconds(found[i])):
+    for i in sorted(range(len(found)), key=lambda i: rounded_seconds(found[i])):
         if found[i].objection is None and (best is None or (thorough and collective.nranks <= _SMALL)):
             found[i] = _judged(found[i], question)
         if found[i].objection is None:
             best = best or found[i]
-    best = best or min((c for c in found if c.reserve), key=_seconds, default=None)
+    best = best or min((c for c in found if c.reserve), key=rounded_seconds, default=None)
     if best is None:
         reasons = "; ".join(f"{c.algorithm.name}: {c.objection}" for c in found)
         raise ScheduleError(f"no algorithm for {question.kind} on {question.topology!r} may be chosen: {reasons}.")
     return found, best
 
 
-def _of_equal_bits(found: list[Candidate], fixed: Candidate, question: _Question) -> list[Candidate]:
+def _of_equal_bits(found: list[Candidate], fixed: Candidate, question: AlgorithmQuestion) -> list[Candidate]:
     """The candidates, of which only those may be chosen that combine in the order of the presets' choice."""
     assert fixed.schedule is not None
     name, orders = fixed.algorithm.name, fixed.schedule.prove().orders
@@ -212,8 +208,8 @@ def _of_equal_bits(found: list[Candidate], fixed: Candidate, question: _Question
     return judged
 
 
-def _seconds(candidate: Candidate) -> float:
-    # To 10 digits: sums of the same times in another order are equal.
+def rounded_seconds(candidate: Candidate) -> float:
+    """The cost of a candidate to 10 digits: sums of the same times in another order are equal."""
     return float(f"{candidate.cost.seconds:.9e}") if candidate.cost else math.inf
 
 
@@ -225,7 +221,7 @@ def _is_direct(candidate: Candidate) -> bool:
     return _reads_inputs_only(schedule)
 
 
-def _may_be_direct(algorithm: Algorithm, question: _Question) -> bool:
+def _may_be_direct(algorithm: Algorithm, question: AlgorithmQuestion) -> bool:
     """True unless each schedule that would be compared is known to forward."""
     p = question.topology.nranks
     if p > _SMALL or algorithm.refusal(p) or (algorithm.is_hierarchical and question.hosts is None):
@@ -236,7 +232,7 @@ def _may_be_direct(algorithm: Algorithm, question: _Question) -> bool:
         return True
 
 
-def _numbers(algorithm: Algorithm, question: _Question) -> Sequence[int | None]:
+def _numbers(algorithm: Algorithm, question: AlgorithmQuestion) -> Sequence[int | None]:
     """Numbers of chunks that are compared."""
     if "chunks" not in algorithm.options:
         return [None]
@@ -249,7 +245,7 @@ def _reads_inputs_only(schedule: Schedule) -> bool:
     return all(bool((batch.src < inputs).all()) for batch in schedule.batches)
 
 
-def _candidate(algorithm: Algorithm, question: _Question) -> Candidate:
+def _candidate(algorithm: Algorithm, question: AlgorithmQuestion) -> Candidate:
     p = question.topology.nranks
     refusal = algorithm.refusal(p, question.root)
     if refusal:
@@ -261,7 +257,7 @@ def _candidate(algorithm: Algorithm, question: _Question) -> Candidate:
     try:
         if p > _SMALL and "pairs" not in algorithm.options and _expected_places(algorithm, p) > _TOO_LARGE:
             return Candidate(algorithm, objection="too large to build for comparison", reserve=True)
-        return min(_variants(algorithm, question), key=_seconds)
+        return min(_variants(algorithm, question), key=rounded_seconds)
     except Exception as error:  # a user's generator may raise anything, and the others can still be chosen
         return Candidate(algorithm, objection=_wrong(algorithm, error))
 
@@ -271,7 +267,7 @@ def _wrong(algorithm: Algorithm, error: Exception) -> str:
     return f'{kind}: build("{algorithm.kind}", ..., "{algorithm.name}").prove() tells'
 
 
-def _judged(candidate: Candidate, question: _Question) -> Candidate:
+def _judged(candidate: Candidate, question: AlgorithmQuestion) -> Candidate:
     """The candidate with what its proof objects to."""
     assert candidate.schedule is not None
     matters = question.reduces and (question.in_order or question.narrow)
@@ -290,7 +286,7 @@ def _judged(candidate: Candidate, question: _Question) -> Candidate:
     return candidate
 
 
-def _variants(algorithm: Algorithm, question: _Question) -> Iterator[Candidate]:
+def _variants(algorithm: Algorithm, question: AlgorithmQuestion) -> Iterator[Candidate]:
     """The algorithm with its numbers of chunks, ascending until more of them cost more."""
     numbers = _numbers(algorithm, question)
     before = math.inf
@@ -300,12 +296,12 @@ def _variants(algorithm: Algorithm, question: _Question) -> Iterator[Candidate]:
         if len(numbers) > 1 and question.in_order and chunks == numbers[0]:
             variant = _judged(variant, question)  # not a left fold with few chunks, so not with many
         yield variant
-        if variant.objection or _seconds(variant) > before:
+        if variant.objection or rounded_seconds(variant) > before:
             return
-        before = _seconds(variant)
+        before = rounded_seconds(variant)
 
 
-def _built(algorithm: Algorithm, question: _Question, chunks: int | None) -> Schedule:
+def _built(algorithm: Algorithm, question: AlgorithmQuestion, chunks: int | None) -> Schedule:
     """The schedule, shared by questions that differ in bytes only."""
     given: dict[str, Any] = {"root": question.root, "pairs": question.pairs}
     given = {name: value for name, value in given.items() if name in algorithm.options}
@@ -330,109 +326,3 @@ def _expected_places(algorithm: Algorithm, nranks: int) -> float:
         places.append(sum(b.dst.size + b.src.size for b in batches))
     few, more = places
     return more * (more / max(few, 1)) ** math.log2(nranks / 16)
-
-
-# ---------------------------------------------------------------- explaining
-
-
-@dataclass(frozen=True)
-class Row:
-    """One algorithm in an explanation; values that were not found are None."""
-
-    algorithm: str
-    rounds: int | None
-    bytes_per_rank: float | None
-    seconds: float | None
-    chosen: bool
-    reason: str
-    """The reason why it is chosen or not."""
-    measured: float | None = None
-    """Seconds that `funccoll tune` has measured, interpolated between sizes."""
-
-
-class Explanation:
-    """The reasons for a choice: `.title`, and `.rows` in the order of registration; prints as a table.
-
-    Measured times have a column where the machine profile has any.
-    """
-
-    _RIGHT = ("rounds", "bytes/rank", "time", "predicted", "measured")
-
-    def __init__(self, title: str, rows: tuple[Row, ...]):
-        self.title, self.rows = title, rows
-        self._measured = any(row.measured is not None for row in rows)
-        times = ("predicted", "measured") if self._measured else ("time",)
-        self.head = ("algorithm", "rounds", "bytes/rank", *times, "")
-
-    @property
-    def chosen(self) -> Row:
-        """The row of the algorithm that is chosen."""
-        return next(row for row in self.rows if row.chosen)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self.rows)
-
-    def _cells(self) -> list[tuple[str, ...]]:
-        return [
-            (
-                row.algorithm,
-                *("" if x is None else f"{x:,.0f}" for x in (row.rounds, row.bytes_per_rank)),
-                *("" if t is None else seconds_text(t) for t in (row.seconds, row.measured)[: 1 + self._measured]), row.reason,
-            )
-            for row in self.rows
-        ]  # fmt: skip
-
-    def __repr__(self) -> str:
-        return f"{self.title}\n{text_table(self.head, self._cells(), self._RIGHT)}"
-
-    def _repr_html_(self) -> str:
-        bold = self.rows.index(self.chosen)
-        return titled(self.title, html_table(self.head, self._cells(), self._RIGHT, bold))
-
-
-def _title(question: _Question, dtype: Any) -> str:
-    what = Collective(question.kind, question.topology.nranks, question.root, question.pairs)
-    return f"{what}, {question.nbytes:,} bytes{'' if dtype is None else f' of {np.dtype(dtype)}'}, on {question.topology.name}"
-
-
-def _rows(found: Sequence[Candidate], best: Candidate, question: _Question, dtype: Any) -> Iterator[Row]:
-    for c in found:
-        name = c.algorithm.name
-        measured = measured_seconds(question.kind, name, question.topology, question.nbytes, dtype, question.root)
-        if c.schedule and "chunks" in c.algorithm.options:
-            name += f" ({c.schedule.collective.chunks} chunks)"
-        cost = (c.cost.rounds, c.cost.bytes_sent, c.cost.seconds) if c.cost else (None, None, None)
-        yield Row(name, *cost, c is best, _reason(c, best), measured)
-
-
-def measured_seconds(
-    kind: str, algorithm: str, topology: Topology, nbytes: int, dtype: Any = None, root: int = 0
-) -> float | None:
-    """The time that `funccoll tune` has measured on this host for an algorithm, interpolated between measured sizes.
-
-    None without a measurement at both sides of the size, on another machine than this host, for another root than 0, and
-    where another dtype than float32 is reduced.
-    """
-    profile = current()
-    hosts = tuple(topology.host_of.tolist()) if topology.hosts > 1 else ()
-    if profile is None or root or topology != (Topology.of_hosts(hosts) if hosts else Topology.one_host(topology.nranks)):
-        return None
-    if KINDS[kind].combines and dtype is not None and np.dtype(dtype) != np.float32:
-        return None
-    return profile.measured_seconds(kind, topology.nranks, algorithm, nbytes, hosts)
-
-
-def _reason(candidate: Candidate, best: Candidate) -> str:
-    if candidate is best:
-        return "chosen" + (f", for want of another ({best.objection})" if best.objection else "")
-    if candidate.objection or not candidate.cost or not best.cost:
-        return candidate.objection or "not compared"
-    if _seconds(candidate) == _seconds(best):
-        return "costs the same, registered later"
-    times = candidate.cost.seconds / best.cost.seconds if best.cost.seconds else math.inf
-    if times < 1.01:
-        return "less than 1 % slower"
-    return f"{times:.3g} × the time" if times < 1000 else f"{times:,.0f} × the time"

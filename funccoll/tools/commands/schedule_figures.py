@@ -8,7 +8,7 @@ import numpy as np
 
 from ... import schedules
 from ...core.display import bytes_text, seconds_text, size_text
-from ...schedules.model.select import measured_seconds
+from ...schedules.model.explanation import measured_seconds
 from ...schedules.schedule import Schedule
 
 __all__ = ["figures_of", "summary"]

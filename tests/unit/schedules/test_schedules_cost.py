@@ -13,7 +13,8 @@ from funccoll.errors import DTypeError, ScheduleError
 from funccoll.schedules import Move, algorithm, algorithms, build
 from funccoll.schedules.collective import KINDS
 from funccoll.schedules.model.cost import cost
-from funccoll.schedules.model.select import candidates, explain, select
+from funccoll.schedules.model.explanation import explain
+from funccoll.schedules.model.select import candidates, select
 from funccoll.schedules.model.topology import Link, Topology
 from funccoll.schedules.registry import _ALGORITHMS
 from tests.support.example_counts import examples
@@ -183,7 +184,8 @@ def test_bad_questions(call, words):
 @pytest.mark.processes
 def test_costs_and_choices_do_not_load_numba():
     code = (
-        "import sys; from funccoll.schedules.model.select import *; from funccoll.schedules.model.topology import Topology\n"
+        "import sys; from funccoll.schedules.model.explanation import explain\n"
+        "from funccoll.schedules.model.select import select; from funccoll.schedules.model.topology import Topology\n"
         "t = Topology.one_host(4); explain('all_reduce', t, 64); select('broadcast', t, 64).cost(t, 64)\n"
         "assert 'numba' not in sys.modules"
     )
