@@ -23,8 +23,8 @@ from .. import config
 from .._version import __version__
 from ..core.c_extension import why_not
 from ..core.display import size_text
-from ..errors import PACKAGE
 from ..kernels import cuda_toolkit
+from ..user_lines import PACKAGE
 from . import host, process_memory
 from .checks import Check
 from .mpi_findings import mpi_findings

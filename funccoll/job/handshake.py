@@ -16,8 +16,9 @@ from typing import Any
 
 from .. import config
 from .._version import __version__
-from ..errors import PACKAGE, RendezvousError
+from ..errors import RendezvousError
 from ..platforms import blas
+from ..user_lines import PACKAGE
 from .packets import peer, receive, same_user
 
 __all__ = [

@@ -18,7 +18,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "": (
-        ("_version", "config"), ("errors",), ("core",), ("mesh", "tree"), ("primitives",), ("schedules", "ops"),
+        ("_version", "config", "user_lines"), ("errors",), ("core",), ("mesh", "tree"), ("primitives",), ("schedules", "ops"),
         ("kernels", "tracing"), ("collectives", "arrays"), ("platforms", "transforms"), ("linalg", "random"), ("nn",),
         ("special",), ("runtime",), ("job",),
         ("compiler",), ("transports",), ("debug", "optim", "profiling"), ("parallel",), ("draw",), ("api",),
