@@ -94,7 +94,7 @@ _NAP = 50  # microseconds
 # process that sleeps gets its core back when it wakes. So a yield of this many nanoseconds means: sleep, in this and the
 # next waits, twice as many each time that it turns out to be needed still, and half as many when it was not.
 _TIME_SLICE = 400_000
-_GLANCE = 16  # tests of a message between two looks at the clock
+_GLANCE, _MOST_TESTS = 16, 4_000_000  # tests of a message between two looks at the clock, and nanoseconds of tests in a row
 _LEAST_CONTENTION, _MOST_CONTENTION = 8, 1024
 
 
@@ -433,7 +433,7 @@ def interpret(context: Any) -> int:
         elif HAS_MESSAGES and opcode == COMPLETE.opcode:
             library, number = load(context + CONTEXT.library), load(pc + COMPLETE.message)
             last, handle = number + load(pc + COMPLETE.count), load(library + LIBRARY.request_bytes)
-            tests, tries, yields, began, since = load(context + CONTEXT.message_tries), 0, 0, 0, 0
+            tests, tries, yields, began = load(context + CONTEXT.message_tries), 0, 0, 0
             while number < last:
                 error = test_message(
                     load(library + LIBRARY.test), load(context + CONTEXT.requests) + handle * number, library + LIBRARY.flag,
@@ -450,23 +450,24 @@ def interpret(context: Any) -> int:
                     tries += 1
                     if tries <= tests:
                         if tries % _GLANCE == 0:
-                            before, since = since, monotonic_ns(context + CONTEXT.clock)
-                            if before != 0 and since - before > _TIME_SLICE:
-                                tests = 0  # another process had the core, or the library's tests yield it
+                            now = monotonic_ns(context + CONTEXT.clock)
+                            if began == 0:
+                                began = now
+                            elif now - began > _MOST_TESTS:
+                                tests = tries  # another process had the core, or the library's tests yield it
                         continue
-                    if began == 0:
-                        began = since = monotonic_ns(context + CONTEXT.clock)
+                    if tries == tests + 1:
+                        began = monotonic_ns(context + CONTEXT.clock)
                         if load(contention) > 0:
                             store(contention, load(contention) - 1)
                         else:
                             yields = load(context + CONTEXT.yields)
                     if load_acquire(load(context + CONTEXT.failure)) != 0:
                         status = FAILED
-                    elif yields > 0:
-                        yields -= 1
+                    elif tries <= tests + yields:
+                        now = monotonic_ns(context + CONTEXT.clock)
                         yield_core()
-                        before, since = since, monotonic_ns(context + CONTEXT.clock)
-                        if since - before > _TIME_SLICE:
+                        if monotonic_ns(context + CONTEXT.clock) - now > _TIME_SLICE:
                             yields = 0
                             waits = min(max(2 * load(contention + 8), _LEAST_CONTENTION), _MOST_CONTENTION)
                             store(contention, waits)
