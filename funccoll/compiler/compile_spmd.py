@@ -16,8 +16,8 @@ from ..errors import DTypeError, FunccollError, ShapeError
 from ..runtime.recorder import compiling
 from ..tracing.trace import stage
 from .choose_schedules import check_algorithms, choose, schedules_of
+from .generate import checks_passes, generate
 from .passes import run_passes
-from .stages import checks_passes, generate
 
 __all__ = ["SpmdFunction", "compile_spmd"]
 

@@ -23,8 +23,9 @@ from .choose_schedules import choose, schedules_of
 from .codegen.generated_program import require_devices
 from .debug_modes import MODES
 from .function_on_mesh import FunctionOnMesh, LeafType
+from .generate import generate
 from .passes import run_passes
-from .stages import generate, redistribution
+from .stages import redistribution
 
 __all__ = ["operations_on", "run_eagerly"]
 

@@ -15,28 +15,21 @@ import optree
 from ..arrays.array import Array
 from ..arrays.array_layout import ArrayLayout
 from ..arrays.array_like import device_type_of, shape_and_dtype, to_numpy
-from ..config import CHECK
 from ..core.display import titled
 from ..core.dtype_promotion import Widening
-from ..core.ir import Atom, Equation, Program
+from ..core.ir import Equation, Program
 from ..core.mesh import Mesh
 from ..errors import FunccollError, PytreeError, ShapeError, Source, at_source, user_frames
 from ..job.job_context import transport_of
-from ..primitives.varying import pvary_p
 from ..runtime.transport import ArgumentCheck, FirstCall
 from ..tracing.trace import stage
 from .choose_schedules import choose, is_large, is_users, schedules_of
-from .codegen.bad_index import CAPTURED_CONSTANT
-from .codegen.generated_program import GeneratedProgram, compile_program, require_devices
-from .debug_modes import MODES, asked_for
+from .codegen.generated_program import require_devices
+from .debug_modes import asked_for
 from .fast_paths import FastPath, make_fast_path
 from .garbage_collection import without_garbage_collection
+from .generate import checks_passes, generate
 from .passes import run_passes
-from .passes.buffers import plan_buffers
-from .passes.drop_barriers import drop_barriers
-from .passes.group_collectives import group_collectives
-from .passes.rewrite import at_all_depths
-from .passes.snapshots import snapshots
 from .report import CollectiveTable, cost_analysis
 from .resharding import reshard
 from .signature import Signature
@@ -44,7 +37,7 @@ from .signature import Signature
 if TYPE_CHECKING:
     from ..schedules.schedule import Schedule
 
-__all__ = ["Compiled", "Lowered", "TracedFunction", "checks_passes", "compile_observers", "generate", "redistribution"]
+__all__ = ["Compiled", "Lowered", "TracedFunction", "compile_observers", "redistribution"]
 
 
 def _changed(signature: Signature, layout: ArrayLayout, value: np.ndarray) -> ShapeError:
@@ -177,11 +170,6 @@ class _Stage:
         return self.program._repr_html_() + (titled(self._widenings_text(), "") if self.widenings else "")
 
 
-def checks_passes() -> bool:
-    """True when the user wants every program checked after every pass."""
-    return CHECK.read() == "1"
-
-
 class TracedFunction(_Stage):
     """A function as a typed program, as it was written."""
 
@@ -231,38 +219,6 @@ class Lowered(_Scheduled):
         for observe in compile_observers:
             observe(compiled)
         return compiled
-
-
-def generate(
-    program: Program, mesh: Mesh, schedules: Mapping[Equation, Schedule], donated: Sequence[bool] = (), name: str = "",
-    arguments: Sequence[str] = (), results_are_arrays: bool = False,
-) -> tuple[GeneratedProgram, list[int]]:  # fmt: skip
-    """Return a program's code for this process, and the positions of the inputs that it overwrites: donated ones.
-
-    `arguments` are the names of the inputs in messages. `results_are_arrays`: see `codegen.compile_program`.
-    """
-    ordered = at_all_depths(lambda p: drop_barriers(group_collectives(snapshots(p))))(program)
-    if checks_passes():
-        ordered.check()
-    of_results = {eqn.outputs or eqn: schedule for eqn, schedule in schedules.items()}  # operands may be others by now
-    schedules = {eqn: of_results[eqn.outputs or eqn] for eqn in ordered.collectives()}
-    transport, virtual = transport_of(mesh), mesh.is_fully_addressable
-    on_cpu = mesh.device_type == "cpu"
-    given_up = frozenset(v for v, given in zip(ordered.inputs, donated, strict=False) if given and on_cpu)
-    buffers = plan_buffers(ordered, aliases=virtual, publishes=on_cpu, donated=given_up)
-    search = MODES.non_finite if on_cpu else None
-    if search is not None:  # it describes the operands afterwards
-        buffers = buffers.without_reuse()
-    overwritten = [i for i, v in enumerate(ordered.inputs) if v in buffers.overwritten]
-    names: dict[Atom, str] = dict(zip(ordered.inputs, arguments, strict=False))
-    names.update((v, CAPTURED_CONSTANT) for v, _ in ordered.constants)
-    for eqn in ordered.equations if search is not None else ():
-        if eqn.primitive is pvary_p and eqn.inputs[0] in names:
-            names[eqn.outputs[0]] = names[eqn.inputs[0]]
-    generated = compile_program(
-        ordered, mesh, buffers, schedules, transport, name, search, names, results_are_arrays
-    )
-    return generated, overwritten
 
 
 class Compiled(_Scheduled):

@@ -101,7 +101,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("passes", "placement"), ("codegen",),
         ("arguments", "fast_paths", "choose_schedules", "debug_modes", "garbage_collection", "layout_rules", "report",
          "resharding"),
-        ("dispatcher", "output_layouts", "signature"), ("stages",),
+        ("dispatcher", "generate", "output_layouts", "signature"), ("stages",),
         ("function_on_mesh", "program_calls"), ("eager_execution",),
         ("jit", "compile_spmd", "redistribute"),
     ),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import funccoll as fc
 from funccoll import P
-from funccoll.compiler import stages
+from funccoll.compiler import generate
 from funccoll.compiler.passes.buffers import Buffers, plan_buffers
 from funccoll.compiler.passes.group_collectives import group_collectives
 from tests.support.cases.step_programs import STEPS, program
@@ -24,11 +24,12 @@ def test_memory_is_overwritten_only_when_nobody_reads_it_later(choices):
     x, y = (rng.normal(size=(4, 4)).astype(np.float32) for _ in range(2))
     specs = {"mesh": MESH, "in_specs": P("d", "e"), "out_specs": P("d", "e")}
     found = [np.array(v) for v in fc.jit(program(choices), **specs)(x, y)]
-    careful, stages.plan_buffers = stages.plan_buffers, lambda *how, **more: Buffers({}, plan_buffers(*how, **more).borrowed)
+    careful = generate.plan_buffers
+    generate.plan_buffers = lambda *how, **more: Buffers({}, plan_buffers(*how, **more).borrowed)
     try:
         wanted = [np.array(v) for v in fc.jit(program(choices), **specs)(x, y)]
     finally:
-        stages.plan_buffers = careful
+        generate.plan_buffers = careful
     for mine, right in zip(found, wanted, strict=True):
         assert mine.tobytes() == right.tobytes()
 
