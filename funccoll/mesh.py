@@ -1,5 +1,6 @@
-"""Names of meshes where pickles of version 0.1's first layout look for them. They are defined in `core/mesh.py`."""
+"""Names of meshes where pickles of version 0.1's first layout look for them. They are defined in `core`."""
 
-from .core.mesh import Mesh, P, Sharding
+from .core.mesh import Mesh, Sharding
+from .core.partition_spec import P
 
 __all__ = ["Mesh", "P", "Sharding"]

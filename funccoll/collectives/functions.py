@@ -22,7 +22,7 @@ import optree
 
 from ..core.ir import bind, current_interpreter
 from ..core.keyword_errors import explains_keywords
-from ..core.mesh import normalize_axes
+from ..core.partition_spec import normalize_axes
 from ..errors import MeshError, ScheduleError, ShapeError, TraceError, UnsupportedError, VaryingError, without_value
 from ..ops.registry import as_traceable
 from ..primitives import varying

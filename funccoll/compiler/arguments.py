@@ -11,7 +11,8 @@ from typing import Any
 import optree
 
 from ..core.dtype_promotion import Mode
-from ..core.mesh import Mesh, P, Sharding
+from ..core.mesh import Mesh, Sharding
+from ..core.partition_spec import P
 from ..core.pytree_differences import classes_at_difference, prefix_difference
 from ..core.pytree_paths import names_below, parameter_names, signature_of
 from ..errors import PytreeError, ShardingError, TraceError

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.ir import Atom, Equation, Primitive, Program, Var
-from ..core.mesh import Mesh, P, Sharding
+from ..core.mesh import Mesh, Sharding
+from ..core.partition_spec import P
 from ..core.types import ArrayType
 from ..errors import OutSpecsError
 from ..primitives.control_flow import cond_p, scan_p, while_p

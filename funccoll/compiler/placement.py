@@ -11,7 +11,8 @@ from ..arrays.array import Array
 from ..arrays.array_layout import NO_MESH, layout_of
 from ..arrays.array_like import device_type_of, to_numpy
 from ..core.ir import Traced, current_interpreter
-from ..core.mesh import Mesh, P, Sharding
+from ..core.mesh import Mesh, Sharding
+from ..core.partition_spec import P
 from ..core.types import check_dtype
 from ..errors import DTypeError, MeshError, ShapeError, ShardingError, TraceError, user_frames
 from ..job.job_context import on_device, transport_of

@@ -19,7 +19,8 @@ import optree
 from ..arrays.array import Array
 from ..arrays.array_layout import ArrayLayout, layout_of
 from ..core.ir import Equation, Program, Traced, bind, evaluate
-from ..core.mesh import Mesh, P, Sharding
+from ..core.mesh import Mesh, Sharding
+from ..core.partition_spec import P
 from ..core.pytree_paths import parameter_names
 from ..core.types import ArrayType, is_inexact
 from ..errors import ShardingError, Source, current_source

@@ -10,7 +10,7 @@ import numpy as np
 import optree
 
 from ..compiler.arguments import AUTO, flatten_specs
-from ..core.mesh import P
+from ..core.partition_spec import P
 from ..errors import PytreeError
 from .transformation import GradientTransformation, require_pair
 

@@ -11,7 +11,8 @@ from ..arrays.array import Array
 from ..arrays.array_like import to_numpy
 from ..collectives.functions import Axes
 from ..compiler.placement import device_put, from_local
-from ..core.mesh import Mesh, P, normalize_axes
+from ..core.mesh import Mesh
+from ..core.partition_spec import P, normalize_axes
 from ..core.pytree_paths import path_name
 from ..errors import ShapeError, ShardingError, TraceError
 

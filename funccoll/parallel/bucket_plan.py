@@ -13,7 +13,8 @@ from ..compiler.jit import jit
 from ..compiler.report import flops
 from ..core.display import bytes_text, html_table, seconds_text, text_table, titled
 from ..core.ir import Equation, Program
-from ..core.mesh import Mesh, P, normalize_axes
+from ..core.mesh import Mesh
+from ..core.partition_spec import P, normalize_axes
 from ..core.pytree_paths import path_names
 from ..core.types import dtype_name
 from .loss_call import Settings

@@ -11,7 +11,8 @@ from ..arrays.array import Array
 from ..collectives.functions import broadcast
 from ..compiler.jit import jit
 from ..compiler.placement import device_put, from_local
-from ..core.mesh import Mesh, P
+from ..core.mesh import Mesh
+from ..core.partition_spec import P
 
 __all__ = ["on_all_devices"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..core.ir import Primitive, Program, bind, current_interpreter, primitive_named
-from ..core.mesh import axes_in_words
+from ..core.partition_spec import axes_in_words
 from ..core.types import ArrayType
 from ..errors import VaryingError
 from .batch_rules import repeated

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..core.ir import BatchRule, JvpRule, Primitive, bind, primitive_named
-from ..core.mesh import axes_in_words
+from ..core.partition_spec import axes_in_words
 from ..core.types import ArrayType, is_inexact
 from ..errors import DTypeError, ShapeError
 from .batch_rules import shifted

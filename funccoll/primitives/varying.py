@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..core.ir import Primitive, bind, current_interpreter
-from ..core.mesh import axes_in_words
+from ..core.partition_spec import axes_in_words
 from ..core.types import ArrayType
 from ..errors import ShapeError, VaryingError
 from .operand_rules import batch_operands, communicate, own_block, require_divisible, resized

@@ -12,7 +12,8 @@ import numpy as np
 
 from ..collectives.record import lowering
 from ..core.ir import Equation, Primitive, Program, Var
-from ..core.mesh import Mesh, ReplicaGroups, axes_in_words, copies_of_devices
+from ..core.mesh import Mesh, ReplicaGroups, copies_of_devices
+from ..core.partition_spec import axes_in_words
 from ..core.types import dtype_name
 from ..errors import MeshError, Source, at_source
 

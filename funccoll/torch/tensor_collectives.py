@@ -35,7 +35,8 @@ from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from ..collectives.functions import Axes
-from ..core.mesh import Mesh, normalize_axes
+from ..core.mesh import Mesh
+from ..core.partition_spec import normalize_axes
 from ..errors import FunccollError, ShapeError
 from ..job.job_context import transport_of
 from .tensor_programs import Options, Program, breaks_graph, check_tensor, program_of, programs_of, refuse_transforms

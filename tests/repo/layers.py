@@ -26,7 +26,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "core": (
         ("c_extension", "array_order", "private_files", "public_names", "pytree_paths", "weak_values"),
-        ("pytree_differences",), ("keyword_errors", "mesh", "named_scopes"), ("types",), ("display",),
+        ("partition_spec", "pytree_differences"), ("keyword_errors", "mesh", "named_scopes"), ("types",), ("display",),
         ("machine_profile", "timeline"), ("ir",), ("dtype_promotion", "program_text", "traced_ranks"), ("program_difference",),
     ),
     "primitives": (

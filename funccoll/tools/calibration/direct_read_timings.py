@@ -12,7 +12,7 @@ import numpy as np
 from ...collectives import functions as collectives
 from ...compiler.jit import jit
 from ...core.machine_profile import DIRECT_READS, DirectReads
-from ...core.mesh import P
+from ...core.partition_spec import P
 from ...job.job_context import current, init, make_mesh, world_size
 from .timed_cases import ITEM
 

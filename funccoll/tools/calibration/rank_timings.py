@@ -17,7 +17,8 @@ from ...collectives import functions as collectives
 from ...compiler.compile_spmd import compile_spmd
 from ...compiler.jit import jit
 from ...compiler.placement import from_local
-from ...core.mesh import Mesh, P
+from ...core.mesh import Mesh
+from ...core.partition_spec import P
 from ...job import host
 from ...job.job_context import make_mesh, rank, world_size
 from .timed_cases import ITEM, Case

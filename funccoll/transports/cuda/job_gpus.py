@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from ...core.ir import Program
-from ...core.mesh import Mesh, P, Sharding
+from ...core.mesh import Mesh, Sharding
+from ...core.partition_spec import P
 from ...errors import MeshError
 from ...platforms.device import GpuDevice, Run
 from ...platforms.gpu.array_fold import array_fold

@@ -11,7 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
-from ...core.mesh import Mesh, P, ReplicaGroups, Sharding
+from ...core.mesh import Mesh, ReplicaGroups, Sharding
+from ...core.partition_spec import P
 from ...errors import FunccollError, MeshError
 from ...kernels.kernel_context import LINE_BYTES
 from .virtual_devices import Gpu
