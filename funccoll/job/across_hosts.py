@@ -21,7 +21,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
-from ..core.machine_profile import boot_id
+from ..core.host_identity import boot_id
 from ..errors import RendezvousError
 from .coordinator import Coordinator
 from .failure_detector import FULL_MESH

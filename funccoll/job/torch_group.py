@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ..core.machine_profile import boot_id
+from ..core.host_identity import boot_id
 from ..errors import RendezvousError
 from .handshake import JobSpec
 from .missing_ranks import absence, numbered

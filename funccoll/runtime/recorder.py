@@ -29,7 +29,7 @@ from typing import Any, Protocol
 
 from .._version import __version__
 from ..config import PROFILE
-from ..core.machine_profile import boot_id
+from ..core.host_identity import boot_id
 from ..core.weak_values import WeakValues
 from ..errors import ProfileError, Source, system_reason, user_source
 from .row_file import RowFile

@@ -25,7 +25,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("torch", "jax", "distributed", "tools"), ("__main__",),
     ),
     "core": (
-        ("c_extension", "array_order", "private_files", "public_names", "pytree_paths", "weak_values"),
+        ("c_extension", "array_order", "host_identity", "private_files", "public_names", "pytree_paths", "weak_values"),
         ("partition_spec", "pytree_differences"), ("keyword_errors", "mesh", "named_scopes"), ("types",), ("display",),
         ("machine_profile", "timeline"), ("ir",), ("dtype_promotion", "program_text", "traced_ranks"), ("program_difference",),
     ),

@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from hypothesis import strategies as st
 
 from funccoll.core import machine_profile
-from funccoll.core.machine_profile import HostParameters, MachineProfile, MeasuredTimes, this_host
+from funccoll.core.host_identity import this_host
+from funccoll.core.machine_profile import HostParameters, MachineProfile, MeasuredTimes
 
 SIZES = (256, 4096, 65536)
 

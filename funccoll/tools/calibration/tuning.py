@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from ...core.machine_profile import DIRECT_READS, DirectReads, HostParameters, MachineProfile, MeasuredTimes, this_host
+from ...core.host_identity import this_host
+from ...core.machine_profile import DIRECT_READS, DirectReads, HostParameters, MachineProfile, MeasuredTimes
 from ...errors import CalibrationError
 from ...job.launch import launch
 from .fit_parameters import Sample, fit

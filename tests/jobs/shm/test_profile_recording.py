@@ -15,7 +15,7 @@ import pytest
 
 import funccoll as fc
 from funccoll import P
-from funccoll.core.machine_profile import boot_id
+from funccoll.core.host_identity import boot_id
 from funccoll.errors import ProfileError
 from funccoll.kernels import cpu, object_cache, stream_interpreter
 from funccoll.profiling import Profile, runs_of

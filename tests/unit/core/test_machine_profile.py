@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import funccoll as fc
 from funccoll import P, schedules
 from funccoll.config import MACHINE_PROFILE
-from funccoll.core import machine_profile
+from funccoll.core import host_identity, machine_profile
 from funccoll.core.machine_profile import MOST_BYTES, MachineProfile, current, default_path, load, save
 from funccoll.schedules import Topology, build, explain, select
 from funccoll.schedules.collective import KINDS
@@ -80,7 +80,7 @@ def test_a_profile_that_a_message_cannot_hold_is_not_written(cache):
     assert not default_path().exists()
 
 
-HOST = machine_profile.this_host()
+HOST = host_identity.this_host()
 
 
 WRONG = [

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funccoll.config import MACHINE_PROFILE
-from funccoll.core import machine_profile
+from funccoll.core import host_identity, machine_profile
 from funccoll.core.machine_profile import DIRECT_READS, HostParameters, load, save
 from funccoll.schedules import build, select
 from funccoll.tools.calibration import machine_load
@@ -141,7 +141,7 @@ def test_a_profile_of_times():
     found = profile_of(times, {"others_during": 0.5})
     assert [s[:3] for s in sorted(samples_of(times, 2))] == [s[:3] for s in sorted(samples)]
     assert numbers(found.parameters_for(2)) == pytest.approx(numbers(truth), rel=0.1)
-    assert found.load["others_during"] == 0.5 and found.load["load_1"] >= 0 and found.host == machine_profile.this_host()
+    assert found.load["others_during"] == 0.5 and found.load["load_1"] >= 0 and found.host == host_identity.this_host()
 
 
 # ---------------------------------------------------------------- the load
