@@ -17,7 +17,7 @@ import optree
 from . import config
 from .compiler.codegen.non_finite import NonFinite
 from .compiler.debug_modes import MODES
-from .core.ir import Traced, bind
+from .core.interpreter import Traced, bind
 from .errors import TraceError, UnsupportedError, is_own
 from .job import job_context
 from .ops.registry import as_traceable

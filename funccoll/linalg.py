@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .core.ir import Traced, bind
+from .core.interpreter import Traced, bind
 from .core.public_names import directory
 from .core.types import type_of
 from .errors import TraceError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.c_extension import extension
-from ..core.ir import Traced, current_interpreter
+from ..core.interpreter import Traced, current_interpreter
 from ..core.mesh import Sharding
 from ..core.types import ArrayType, bfloat16, dtype_name
 from ..errors import DeletedArrayError, InPlaceError, MeshError, MissingMethodError, hide_frames, user_frames

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.ir import Traced, as_array, refuse_subclass
+from ..core.interpreter import Traced, as_array, refuse_subclass
 from ..core.types import check_dtype, exported
 from ..errors import DTypeError, FunccollError, ShapeError, TraceError, argument_remedy, without_value
 from .array import Array

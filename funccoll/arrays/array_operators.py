@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from ..core.ir import Traced
+from ..core.interpreter import Traced
 from ..errors import user_frames
 
 __all__ = ["add_operators"]

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.ir import bind, primitive_named
+from ..core.interpreter import bind
+from ..core.ir import primitive_named
 from ..core.types import ArrayType
 from ..errors import ShapeError
 from ..primitives.combining import Shards

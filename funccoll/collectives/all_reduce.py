@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.ir import bind, primitive_named
+from ..core.interpreter import bind
+from ..core.ir import primitive_named
 from ..core.types import ArrayType
 from ..primitives.combining import OPS_OF_COPIES, Shards
 from ..primitives.operand_rules import check_op, communicate, together

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.ir import bind
+from ..core.interpreter import bind
 from ..core.types import ArrayType
 from ..errors import ShapeError
 from ..primitives.combining import Shards

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import optree
 
-from ..core.ir import bind, current_interpreter
+from ..core.interpreter import bind, current_interpreter
 from ..core.keyword_errors import explains_keywords
 from ..core.partition_spec import normalize_axes
 from ..errors import MeshError, ScheduleError, ShapeError, TraceError, UnsupportedError, VaryingError, without_value

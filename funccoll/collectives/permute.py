@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.ir import bind
+from ..core.interpreter import bind
 from ..core.types import ArrayType
 from ..primitives.combining import Shards
 from ..primitives.operand_rules import together

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..core.c_extension import extension
-from ..core.ir import Traced
+from ..core.interpreter import Traced
 from ..core.mesh import Mesh
 from ..core.types import ArrayType, dtype_name
 from ..errors import DTypeError, FunccollError, ShapeError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..config import DEBUG
-from ..core.ir import check_eagerly
+from ..core.interpreter import check_eagerly
 from .codegen.non_finite import NonFinite, eager_check
 
 __all__ = ["MODES", "asked_for"]

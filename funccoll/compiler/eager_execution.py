@@ -11,7 +11,8 @@ import optree
 
 from ..arrays.array import Array
 from ..arrays.array_layout import layout_of
-from ..core.ir import Equation, Literal, Program, Var, eager
+from ..core.interpreter import eager
+from ..core.ir import Equation, Literal, Program, Var
 from ..core.mesh import Mesh, copy_coordinates
 from ..core.types import ArrayType
 from ..errors import DeviceError, at_source, current_source

@@ -14,7 +14,7 @@ from ..arrays.array import Array
 from ..arrays.array_layout import layout_of
 from ..arrays.array_like import device_type_of, shape_and_dtype
 from ..core.dtype_promotion import recorded
-from ..core.ir import Traced
+from ..core.interpreter import Traced
 from ..core.mesh import Mesh, Sharding
 from ..core.named_scopes import outside_scopes
 from ..core.pytree_paths import names_below, path_name

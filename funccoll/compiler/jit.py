@@ -18,7 +18,7 @@ from ..arrays.array_layout import NO_MESH
 from ..arrays.array_like import device_type_of
 from ..core.dtype_promotion import MODES as PROMOTIONS
 from ..core.dtype_promotion import Mode, as_strict
-from ..core.ir import Traced, current_interpreter
+from ..core.interpreter import Traced, current_interpreter
 from ..core.keyword_errors import explains_keywords
 from ..core.mesh import Mesh
 from ..core.types import ArrayType

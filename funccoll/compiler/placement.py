@@ -10,7 +10,7 @@ import optree
 from ..arrays.array import Array
 from ..arrays.array_layout import NO_MESH, layout_of
 from ..arrays.array_like import device_type_of, to_numpy
-from ..core.ir import Traced, current_interpreter
+from ..core.interpreter import Traced, current_interpreter
 from ..core.mesh import Mesh, Sharding
 from ..core.partition_spec import P
 from ..core.types import check_dtype

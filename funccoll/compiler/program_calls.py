@@ -18,7 +18,8 @@ import optree
 
 from ..arrays.array import Array
 from ..arrays.array_layout import ArrayLayout, layout_of
-from ..core.ir import Equation, Program, Traced, bind, evaluate
+from ..core.interpreter import Traced, bind, evaluate
+from ..core.ir import Equation, Program
 from ..core.mesh import Mesh, Sharding
 from ..core.partition_spec import P
 from ..core.pytree_paths import parameter_names

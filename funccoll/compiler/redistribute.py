@@ -6,7 +6,7 @@ from typing import Any
 
 from ..arrays.array import Array
 from ..arrays.array_layout import layout_of
-from ..core.ir import Traced, current_interpreter
+from ..core.interpreter import Traced, current_interpreter
 from ..core.mesh import Sharding
 from ..core.partition_spec import P
 from ..errors import TraceError, current_source, user_frames

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import DTypeError, Source, globals_at, is_attributed, traced_source, warn_at
-from .ir import Traced
+from .interpreter import Traced
 from .types import bfloat16
 
 __all__ = [

@@ -1,25 +1,17 @@
-"""The IR: variables, equations, programs and their checker, and the interpreter slot.
-
-A user's function means what the *current interpreter* says: every operation is
-`bind(primitive, *values, **params)`, and the interpreter in the slot either computes it (eager) or
-records it (tracing). Source: JAX's autodidax.
-"""
+"""The IR: variables, equations, programs and their checker. `interpreter` says what their operations mean."""
 
 from __future__ import annotations
 
 import hashlib
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import FunccollError, LeakedTracerError, MeshError, Source, TraceError, VaryingError, at_source
-from .types import ArrayType, check_dtype, exported, refuse_objects, type_of
+from ..errors import FunccollError, Source, VaryingError
+from .types import ArrayType, type_of
 
 if TYPE_CHECKING:
     from ..draw.drawing import Drawing
@@ -27,15 +19,10 @@ if TYPE_CHECKING:
 __all__ = [
     "Atom",
     "Equation",
-    "Interpreter",
     "Literal",
     "Primitive",
     "Program",
-    "Traced",
     "Var",
-    "bind",
-    "current_interpreter",
-    "use_interpreter",
 ]
 
 
@@ -363,181 +350,3 @@ def infer(
             )
     outs = primitive.infer(*types, **params)
     return [ArrayType(t.shape, t.dtype, varying) for t in outs] if varying else outs
-
-
-class Traced:
-    """Base of tracers: lets the IR recognise one without importing tracing."""
-
-    __slots__ = ()
-    type: ArrayType
-    weak: Any
-    """int, float or complex when it stands for a Python scalar, else None."""
-
-
-class Interpreter(Protocol):
-    """The meaning of operations. `axis_sizes` are the mesh axes that collectives may name."""
-
-    axis_sizes: Mapping[str, int]
-    calls_meshes: bool
-    """True where values are global, and jitted functions with a mesh can be called: in gradients outside of a mesh."""
-    unrolls: bool
-    """True where loops and branches run as Python's, because there are values."""
-
-    def bind(self, primitive: Primitive, values: Sequence[Any], params: Mapping[str, Any]) -> Any:
-        """One value, or a list when the primitive has several outputs."""
-        ...
-
-
-class Eager:
-    """The interpreter outside every trace: computes with NumPy, on no mesh."""
-
-    axis_sizes: Mapping[str, int] = {}
-    calls_meshes = False
-    unrolls = False
-    check: Callable[[Primitive, Sequence[Any], Any], None] | None = None
-    """Called with each operation's operands and result while NaN and inf are searched for."""
-
-    def bind(self, primitive: Primitive, values: Sequence[Any], params: Mapping[str, Any]) -> Any:
-        """Compute with the primitive's reference."""
-        for value in values:
-            if isinstance(value, Traced):
-                raise leaked(value)
-        if primitive.kind == "higher" and "program" in params:  # a custom gradient rule: just its function
-            program: Program = params["program"]
-            return evaluate(program, [v for _, v in program.constants], values)[0]
-        if primitive.kind == "call":
-            return primitive.reference(*values, **params)
-        if primitive.kind == "debug" and _QUIET.get():
-            return []
-        if primitive.kind not in ("compute", "control", "fence", "debug"):
-            raise MeshError(
-                f"{primitive.name} was called outside a mesh: collectives exist only inside a function traced "
-                "by fc.jit(fn, mesh=..., in_specs=..., out_specs=...)."
-            )
-        result = primitive.reference(*map(as_array, values), **params)
-        if self.check is not None and primitive.kind == "compute":
-            self.check(primitive, values, result)
-        return result
-
-
-def as_array(value: Any) -> np.ndarray:
-    """A concrete value as a native-endian array of a supported dtype; raises DTypeError, and TraceError for a mask."""
-    refuse_subclass(value, "an operand")
-    try:
-        array = np.asarray(exported(value))
-    except TypeError as error:
-        if not hasattr(value, "__cuda_array_interface__"):
-            raise
-        raise TraceError(
-            f"an operand is a {type(value).__module__}.{type(value).__qualname__} on a GPU that the traced function captures: "
-            "pass it as an argument, or take a snapshot as a constant, fc.asarray(x)."
-        ) from error
-    refuse_objects(value, array)
-    native = check_dtype(array.dtype)
-    return array if array.dtype is native or array.dtype.isnative else array.astype(native)
-
-
-def refuse_subclass(value: Any, what: str) -> None:
-    """Raise a TraceError for a masked array and an np.matrix: np.asarray would drop the mask, and turn products of matrices
-    into products of elements.
-    """
-    # A process that has not imported numpy.ma, which np.ma would do, has no masked arrays; nor while a thread imports it.
-    masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
-    if masked is not None and isinstance(value, masked):
-        raise TraceError(f"{what} is a masked array, and its mask would be lost. Pass x.filled(value), and the mask beside it.")
-    if isinstance(value, np.matrix):
-        raise TraceError(
-            f"{what} is an np.matrix, whose x * y is a product of matrices, and here would be one of elements. Pass "
-            "np.asarray(x), and write x @ y."
-        )
-
-
-def leaked(value: Any) -> LeakedTracerError:
-    """The error for a tracer used outside the trace that made it."""
-    origin = getattr(value, "source", None)
-    made = f"made at {origin}" if origin else f"an argument of {value.frame.label}"
-    return LeakedTracerError(
-        f"a traced array of type {value.type}, {made}, is used after the function that made it was traced, where it has "
-        "no value. Return it from the traced function instead of keeping it in a list, an attribute or a global."
-    )
-
-
-_EAGER = Eager()
-_INTERPRETER: ContextVar[Interpreter] = ContextVar("funccoll_interpreter", default=_EAGER)
-
-
-def current_interpreter() -> Interpreter:
-    """The interpreter in the slot."""
-    return _INTERPRETER.get()
-
-
-@contextmanager
-def use_interpreter(interpreter: Interpreter) -> Iterator[None]:
-    """Put an interpreter into the slot for the duration of a block."""
-    token = _INTERPRETER.set(interpreter)
-    try:
-        yield
-    finally:
-        _INTERPRETER.reset(token)
-
-
-_QUIET: ContextVar[bool] = ContextVar("funccoll_quiet", default=False)
-"""True while what has run is computed again: it shows no values twice."""
-
-
-@contextmanager
-def without_reports() -> Iterator[None]:
-    """Leave out what shows values in a block, which computes again."""
-    token = _QUIET.set(True)
-    try:
-        yield
-    finally:
-        _QUIET.reset(token)
-
-
-def reports_off() -> bool:
-    """True in a block of `without_reports`."""
-    return _QUIET.get()
-
-
-@contextmanager
-def eager() -> Iterator[None]:
-    """Compute at once in a block, whatever is traced around it."""
-    with use_interpreter(_EAGER):
-        yield
-
-
-def check_eagerly(check: Callable[[Primitive, Sequence[Any], Any], None] | None) -> None:
-    """Set what is called with each operation outside of every trace."""
-    _EAGER.check = check
-
-
-def bind(primitive: Primitive, *values: Any, **params: Any) -> Any:
-    """Apply a primitive under the current interpreter."""
-    return _INTERPRETER.get().bind(primitive, values, params)
-
-
-def evaluate(
-    program: Program,
-    constants: Iterable[Any],
-    args: Sequence[Any],
-    apply: Callable[[Equation, list[Any]], Any] | None = None,
-) -> tuple[list[Any], dict[Var, Any]]:
-    """Run a program; returns its outputs and the value of every variable.
-
-    `apply(equation, values)` gives an equation's result; by default it is bound in the current interpreter.
-    """
-    env: dict[Var, Any] = dict(zip(program.inputs, args, strict=True))
-    env.update(zip((v for v, _ in program.constants), constants, strict=True))
-
-    def read(atom: Atom) -> Any:
-        return atom.value if isinstance(atom, Literal) else env[atom]
-
-    if apply is None:
-        interpreter = _INTERPRETER.get()
-        apply = lambda eqn, values: interpreter.bind(eqn.primitive, values, eqn.params)
-    for eqn in program.equations:
-        with at_source(eqn.source):
-            out = apply(eqn, [read(a) for a in eqn.inputs])
-        env.update(zip(eqn.outputs, out if eqn.primitive.multiple else (out,), strict=True))
-    return [read(a) for a in program.outputs], env

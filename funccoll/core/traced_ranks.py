@@ -6,7 +6,7 @@ import math
 import sys
 
 from ..errors import is_own, user_source, warn_at
-from .ir import current_interpreter
+from .interpreter import current_interpreter
 
 __all__ = ["TracedRankWarning", "note_rank"]
 

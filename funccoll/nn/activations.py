@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.ir import bind
+from ..core.interpreter import bind
 from ..core.keyword_errors import explains_keywords
 from ..errors import DTypeError, ShapeError
 from ..ops.registry import as_traceable, is_traced

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..collectives.functions import Axes, all_gather, mesh_axes, pvary
-from ..core.ir import current_interpreter
+from ..core.interpreter import current_interpreter
 from ..core.types import is_inexact
 from ..errors import DTypeError, MeshError, ShapeError
 from ..ops.elementwise import result_dtype

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.ir import Traced
+from ..core.interpreter import Traced
 from ..core.keyword_errors import explains_keywords
 from ..core.types import is_inexact
 from ..errors import DTypeError, ShapeError, at_source, traced_source

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.ir import bind
+from ..core.interpreter import bind
 from ..core.keyword_errors import explains_keywords
 from ..core.types import is_inexact
 from ..errors import DTypeError, ShapeError

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.ir import bind
+from ..core.interpreter import bind
 from ..core.types import check_dtype
 from ..errors import ShapeError, UnsupportedError
 from ..primitives.accumulations import ACCUMULATIONS

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.ir import bind
+from ..core.interpreter import bind
 from ..errors import ShapeError, UnsupportedError
 from ..primitives.decompositions import cholesky_p, eig_p, eigh_p, eigvals_p, eigvalsh_p, qr_p, svd_p, svdvals_p
 from ..primitives.least_squares import lstsq_p

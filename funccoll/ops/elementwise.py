@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from ..core.dtype_promotion import note_widening, unrecorded
-from ..core.ir import Traced, bind
+from ..core.interpreter import Traced, bind
 from ..core.types import bfloat16, check_dtype, is_inexact
 from ..errors import DTypeError, InPlaceError, UnsupportedError
 from ..primitives.elementwise import UFUNCS, convert_p, imag_p, real_p, resolve, where_p

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.ir import Primitive, bind
+from ..core.interpreter import bind
+from ..core.ir import Primitive
 from ..errors import ShapeError
 from ..primitives.fourier import fft_p, ifft_p, irfft_p, rfft_p
 from .registry import as_traceable, implements, normalize_dim, refuse_out

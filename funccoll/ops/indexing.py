@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.ir import Traced, bind
+from ..core.interpreter import Traced, bind
 from ..core.types import is_inexact, type_of
 from ..errors import DTypeError, MissingMethodError, ShapeError, UnsupportedError, user_frames
 from ..primitives.indexing import INDEX_UPDATES, Recipe, getitem_p, index_add_p, index_set_p

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.ir import bind
+from ..core.interpreter import bind
 from ..errors import ShapeError, UnsupportedError
 from ..primitives.linalg import einsum_p
 from .elementwise import matmul, unify

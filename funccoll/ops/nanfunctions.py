@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.ir import bind
+from ..core.interpreter import bind
 from ..core.types import is_inexact
 from ..primitives.elementwise import root_p
 from .reductions import flag

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.ir import bind
+from ..core.interpreter import bind
 from ..errors import ShapeError
 from ..primitives.elementwise import general_root_p, root_p, stop_gradient_p
 from .decompositions import as_floats, svdvals

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.ir import bind
+from ..core.interpreter import bind
 from ..errors import ShapeError, UnsupportedError
 from ..primitives.elementwise import stop_gradient_p
 from .elementwise import unify

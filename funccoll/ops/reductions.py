@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.ir import Traced, bind
+from ..core.interpreter import Traced, bind
 from ..core.types import bfloat16, check_dtype, is_inexact
 from ..errors import DTypeError, ShapeError, UnsupportedError
 from ..primitives.elementwise import root_p, stop_gradient_p

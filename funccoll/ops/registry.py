@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..core.ir import Traced, as_array
+from ..core.interpreter import Traced, as_array
 from ..errors import FunccollError, InPlaceError, ShapeError, UnsupportedError
 from ..primitives.elementwise import UFUNCS
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.ir import Traced, bind
+from ..core.interpreter import Traced, bind
 from ..errors import ShapeError, UnsupportedError
 from ..primitives.shaping import broadcast_to_p, concatenate_p, pad_p, transpose_p
 from ..primitives.shaping import reshape as _reshape

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.ir import Traced, bind
+from ..core.interpreter import Traced, bind
 from ..errors import ShapeError, UnsupportedError
 from ..primitives.sorting import argpartition_p, argsort_p, partition_p, searchsorted_p, sort_p
 from .elementwise import astype, unify

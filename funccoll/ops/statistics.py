@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..core.dtype_promotion import note_widening
-from ..core.ir import Traced
+from ..core.interpreter import Traced
 from ..core.types import is_inexact
 from ..errors import DTypeError, ShapeError, UnsupportedError
 from .elementwise import astype, result_dtype, scalar_type

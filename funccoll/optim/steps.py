@@ -16,7 +16,7 @@ import optree
 
 from ..arrays.array import Array
 from ..compiler.placement import device_put
-from ..core.ir import bind
+from ..core.interpreter import bind
 from ..core.keyword_errors import explains_keywords
 from ..errors import DTypeError, PytreeError, ShapeError
 from ..ops.registry import as_traceable

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import optree
 
-from ..core.ir import Traced, current_interpreter
+from ..core.interpreter import Traced, current_interpreter
 from ..core.pytree_differences import first_difference
 from ..core.pytree_paths import path_name
 from ..core.types import bfloat16, is_inexact

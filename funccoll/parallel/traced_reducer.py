@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import optree
 
 from ..collectives.functions import all_reduce
-from ..core.ir import current_interpreter
+from ..core.interpreter import current_interpreter
 from ..errors import TraceError
 from ..ops.registry import as_traceable
 from .buckets import Bucket, BucketAssignment, CommHook

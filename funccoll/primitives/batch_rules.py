@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.ir import BatchRule, Primitive, bind
+from ..core.interpreter import bind
+from ..core.ir import BatchRule, Primitive
 from ..core.types import ArrayType
 
 __all__ = ["aligned", "batch_aligned", "batch_all", "batch_dims", "batch_each", "repeated", "shifted"]

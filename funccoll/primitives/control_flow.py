@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.ir import Primitive, Program, evaluate
+from ..core.interpreter import evaluate
+from ..core.ir import Primitive, Program
 from ..core.types import ArrayType
 from ..errors import DTypeError, ShapeError, VaryingError
 

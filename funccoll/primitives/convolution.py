@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.ir import Primitive, bind
+from ..core.interpreter import bind
+from ..core.ir import Primitive
 from ..core.types import ArrayType, bfloat16
 from ..errors import DTypeError, ShapeError
 from .batch_rules import batch_each

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.ir import Primitive, bind
+from ..core.interpreter import bind
+from ..core.ir import Primitive
 from ..core.types import ArrayType
 from ..errors import UnsupportedError
 from .batch_rules import batch_all

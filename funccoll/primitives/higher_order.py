@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..core.ir import Primitive, Program, bind, current_interpreter, primitive_named
+from ..core.interpreter import bind, current_interpreter
+from ..core.ir import Primitive, Program, primitive_named
 from ..core.partition_spec import axes_in_words
 from ..core.types import ArrayType
 from ..errors import VaryingError

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.ir import BatchRule, JvpRule, Primitive, bind, primitive_named
+from ..core.interpreter import bind
+from ..core.ir import BatchRule, JvpRule, Primitive, primitive_named
 from ..core.partition_spec import axes_in_words
 from ..core.types import ArrayType, is_inexact
 from ..errors import DTypeError, ShapeError

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.ir import Primitive, bind
+from ..core.interpreter import bind
+from ..core.ir import Primitive
 from ..core.types import ArrayType
 from ..errors import ShapeError, UnsupportedError
 from .batch_rules import batch_each, repeated

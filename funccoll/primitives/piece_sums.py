@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.ir import Primitive, bind
+from ..core.interpreter import bind
+from ..core.ir import Primitive
 from ..core.types import ArrayType
 from .batch_rules import batch_each
 from .indexing import Piece, Recipe, getitem_p, realize

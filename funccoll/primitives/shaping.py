@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.ir import Primitive, bind
+from ..core.interpreter import bind
+from ..core.ir import Primitive
 from ..core.types import ArrayType, wide_dtype
 from ..errors import DTypeError, ShapeError
 from .batch_rules import batch_dims, repeated

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.ir import JvpRule, bind, primitive_named
+from ..core.interpreter import bind
+from ..core.ir import JvpRule, primitive_named
 
 __all__ = ["added", "linear", "linear_together", "or_zeros"]
 

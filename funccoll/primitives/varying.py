@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.ir import Primitive, bind, current_interpreter
+from ..core.interpreter import bind, current_interpreter
+from ..core.ir import Primitive
 from ..core.partition_spec import axes_in_words
 from ..core.types import ArrayType
 from ..errors import ShapeError, VaryingError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.ir import bind
+from ..core.interpreter import bind
 from ..core.types import bfloat16
 from ..errors import DTypeError, ShapeError
 from ..ops.registry import as_traceable, is_traced

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.ir import bind
+from ..core.interpreter import bind
 from ..errors import DTypeError, ShapeError
 from ..ops.registry import as_traceable, is_traced, normalize_dim
 from ..primitives.indexing import getitem_p

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.ir import bind
+from ..core.interpreter import bind
 from ..errors import ShapeError
 from ..ops.registry import as_traceable, is_traced
 from ..primitives.randomness import log_gamma_p

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.ir import bind
+from ..core.interpreter import bind
 from ..errors import ShapeError
 from ..ops.registry import as_traceable
 from ..primitives.randomness import check_data, check_key, fold_in_p, random_bits_p, split_p

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import optree
 
-from ..core.ir import Traced
+from ..core.interpreter import Traced
 from ..ops.registry import as_traceable
 from ..parallel.buckets import Bucket, BucketAssignment, CommHook
 from ..parallel.gradient_reducer import Reduction, hook_name, reduced_by

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.ir import Program, bind, evaluate
+from ..core.interpreter import bind, evaluate
+from ..core.ir import Program
 from ..ops.registry import as_traceable
 from ..primitives.batch_rules import repeated
 from ..primitives.control_flow import cond_p, scan_p, while_p

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import optree
 
-from ..core.ir import Equation, Primitive, Program, Traced, bind, current_interpreter, evaluate
+from ..core.interpreter import Traced, bind, current_interpreter, evaluate
+from ..core.ir import Equation, Primitive, Program
 from ..core.types import ArrayType
 from ..errors import UnsupportedError
 from ..ops.registry import as_traceable

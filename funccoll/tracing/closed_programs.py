@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..core.ir import Atom, Equation, Literal, Program, Var, bind
+from ..core.interpreter import bind
+from ..core.ir import Atom, Equation, Literal, Program, Var
 from ..errors import at_source
 from ..primitives.varying import pvary_p
 from .trace import value_type

@@ -12,22 +12,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import optree
 
-from ..core.ir import (
-    Atom,
-    Equation,
-    Interpreter,
-    Literal,
-    Primitive,
-    Program,
-    Traced,
-    Var,
-    as_array,
-    current_interpreter,
-    infer,
-    leaked,
-    reports_off,
-    use_interpreter,
-)
+from ..core.interpreter import Interpreter, Traced, as_array, current_interpreter, leaked, reports_off, use_interpreter
+from ..core.ir import Atom, Equation, Literal, Primitive, Program, Var, infer
 from ..core.mesh import Sharding
 from ..core.pytree_paths import path_name
 from ..core.types import ArrayType, check_dtype, type_of

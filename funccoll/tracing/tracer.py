@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.ir import Traced, Var, leaked
+from ..core.interpreter import Traced, leaked
+from ..core.ir import Var
 from ..core.types import is_inexact
 from ..errors import ConcretizationError, InPlaceError, MissingMethodError, Source, TraceError
 from ..ops import call_function

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import optree
 
-from ..core.ir import Primitive, bind
+from ..core.interpreter import bind
+from ..core.ir import Primitive
 from ..core.pytree_differences import first_difference
 from ..core.types import ArrayType, check_dtype
 from ..errors import PytreeError, ShapeError, TraceError

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import optree
 
-from ..core.ir import Equation, Program, Traced, Var, bind, current_interpreter
+from ..core.interpreter import Traced, bind, current_interpreter
+from ..core.ir import Equation, Program, Var
 from ..core.pytree_differences import first_difference
 from ..core.pytree_paths import path_name, path_names
 from ..core.types import ArrayType

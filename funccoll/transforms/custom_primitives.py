@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.ir import Primitive, Traced, bind, find_primitive
+from ..core.interpreter import Traced, bind
+from ..core.ir import Primitive, find_primitive
 from ..core.types import ArrayType, is_inexact, type_of
 from ..errors import TraceError
 from ..ops.registry import as_traceable

@@ -17,7 +17,7 @@ import numpy as np
 import optree
 
 import funccoll as fc
-from funccoll.core.ir import Traced
+from funccoll.core.interpreter import Traced
 from tests.autograd import autograd_checks, autograd_extend, autograd_operators, autograd_scipy
 
 OPERATORS = (

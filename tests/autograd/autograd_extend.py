@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 import funccoll as fc
-from funccoll.core.ir import Equation, evaluate
+from funccoll.core.interpreter import evaluate
+from funccoll.core.ir import Equation
 
 UPDATE_GUIDE = "this method is deprecated: use defvjp (https://github.com/HIPS/autograd/blob/master/docs/updateguide.md)"
 

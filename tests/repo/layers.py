@@ -27,7 +27,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "core": (
         ("c_extension", "array_order", "host_identity", "private_files", "public_names", "pytree_paths", "weak_values"),
         ("partition_spec", "pytree_differences"), ("keyword_errors", "mesh", "named_scopes"), ("types",), ("display",),
-        ("machine_profile", "timeline"), ("ir",), ("dtype_promotion", "program_text", "traced_ranks"), ("program_difference",),
+        ("machine_profile", "timeline"), ("ir",),
+        ("interpreter",), ("dtype_promotion", "program_text", "traced_ranks"), ("program_difference",),
     ),
     "primitives": (
         ("batch_rules", "tangent_rules"), ("operand_rules", "shaping"), ("elementwise", "indexing", "reductions", "varying"),

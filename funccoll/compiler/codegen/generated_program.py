@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...core.ir import Atom, Equation, Program, eager
+from ...core.interpreter import eager
+from ...core.ir import Atom, Equation, Program
 from ...core.mesh import Mesh
 from ...errors import MeshError, Source, hide_frames
 from ...platforms.device import Copies

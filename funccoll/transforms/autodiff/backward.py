@@ -11,19 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ...core.ir import (
-    Atom,
-    Equation,
-    Literal,
-    Primitive,
-    Program,
-    Traced,
-    Var,
-    bind,
-    current_interpreter,
-    evaluate,
-    without_reports,
-)
+from ...core.interpreter import Traced, bind, current_interpreter, evaluate, without_reports
+from ...core.ir import Atom, Equation, Literal, Primitive, Program, Var
 from ...core.types import ArrayType, is_inexact
 from ...errors import Source, at_source, current_source
 from ...primitives.higher_order import checkpoint_p, custom_vjp_p, grad_hook_p, optimization_barrier_p

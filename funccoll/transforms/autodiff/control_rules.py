@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
-from ...core.ir import Atom, Equation, Program, bind, evaluate
+from ...core.interpreter import bind, evaluate
+from ...core.ir import Atom, Equation, Program
 from ...core.types import ArrayType, is_inexact
 from ...errors import UnsupportedError
 from ...primitives.control_flow import cond_p, scan_p, while_p

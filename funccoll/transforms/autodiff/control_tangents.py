@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from itertools import compress
 from typing import Any
 
-from ...core.ir import Equation, Program, bind
+from ...core.interpreter import bind
+from ...core.ir import Equation, Program
 from ...primitives.control_flow import cond_p, scan_p, while_p
 from ...tracing.closed_programs import closed, with_same_operands
 from ...tracing.trace import stage

@@ -10,7 +10,7 @@ from typing import Any
 import optree
 
 from ...collectives.functions import Axes, mesh_axes
-from ...core.ir import Traced, bind, current_interpreter
+from ...core.interpreter import Traced, bind, current_interpreter
 from ...core.pytree_differences import first_difference
 from ...core.pytree_paths import parameter_names, signature_of
 from ...core.types import ArrayType, is_inexact

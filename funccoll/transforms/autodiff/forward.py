@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import optree
 
-from ...core.ir import Atom, Equation, Literal, Primitive, Program, Var, current_interpreter, evaluate, without_reports
+from ...core.interpreter import current_interpreter, evaluate, without_reports
+from ...core.ir import Atom, Equation, Literal, Primitive, Program, Var
 from ...core.pytree_differences import first_difference
 from ...core.types import ArrayType, is_inexact
 from ...errors import PytreeError, ShapeError, TraceError, VaryingError, at_source

@@ -12,7 +12,8 @@ from typing import Any
 
 import optree
 
-from ...core.ir import Equation, Program, bind, current_interpreter
+from ...core.interpreter import bind, current_interpreter
+from ...core.ir import Equation, Program
 from ...errors import TraceError
 from ...ops.registry import as_traceable
 from ...primitives.batch_rules import repeated

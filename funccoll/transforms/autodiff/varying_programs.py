@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...core.ir import Equation, Program, bind, current_interpreter, evaluate
+from ...core.interpreter import bind, current_interpreter, evaluate
+from ...core.ir import Equation, Program
 from ...core.types import ArrayType
 from ...ops.registry import as_traceable
 from ...primitives.control_flow import cond_p, scan_p, while_p

@@ -11,7 +11,8 @@ import funccoll as fc
 from funccoll import P
 from funccoll.collectives.functions import _communicate, mesh_axes
 from funccoll.collectives.record import CollectivePrimitive, Lowering, collective
-from funccoll.core.ir import bind, primitive_named
+from funccoll.core.interpreter import bind
+from funccoll.core.ir import primitive_named
 from funccoll.core.types import ArrayType
 from funccoll.primitives.operand_rules import resized
 from funccoll.schedules import Move

@@ -16,7 +16,8 @@ import numpy as np
 import optree
 
 import funccoll as fc
-from funccoll.core.ir import Equation, Primitive, bind, evaluate
+from funccoll.core.interpreter import bind, evaluate
+from funccoll.core.ir import Equation, Primitive
 from funccoll.core.types import type_of
 from funccoll.tracing.trace import stage
 from tests.support.cases.all_numpy_cases import CASES

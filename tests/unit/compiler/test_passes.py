@@ -16,7 +16,8 @@ from funccoll import collectives as c
 from funccoll.compiler.passes import PASSES, STAGES, run_passes
 from funccoll.compiler.passes.buffers import plan_buffers
 from funccoll.compiler.passes.combine_collectives import COMBINE_BYTES, combine
-from funccoll.core.ir import Equation, Program, Var, evaluate
+from funccoll.core.interpreter import evaluate
+from funccoll.core.ir import Equation, Program, Var
 from funccoll.core.types import ArrayType
 from funccoll.primitives.elementwise import UFUNCS
 from tests.support.pass_programs import choose, compiled, programs, run_program

@@ -15,7 +15,7 @@ import optree
 import pytest
 
 import funccoll as fc
-from funccoll.core.ir import evaluate
+from funccoll.core.interpreter import evaluate
 from funccoll.core.types import type_of
 from funccoll.errors import InPlaceError
 from funccoll.ops import FUNCTIONS

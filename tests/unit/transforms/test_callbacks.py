@@ -7,7 +7,7 @@ import pytest
 
 import funccoll as fc
 from funccoll import P
-from funccoll.core.ir import bind
+from funccoll.core.interpreter import bind
 from funccoll.errors import MeshError, PytreeError, ShapeError, TraceError
 from funccoll.transforms.callbacks import pure_callback_p
 

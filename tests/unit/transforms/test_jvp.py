@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import funccoll as fc
-from funccoll.core.ir import _PRIMITIVES, Primitive, bind
+from funccoll.core.interpreter import bind
+from funccoll.core.ir import _PRIMITIVES, Primitive
 from funccoll.core.types import bfloat16, type_of
 from funccoll.errors import DTypeError, PytreeError, ShapeError, TraceError, UnsupportedError, VaryingError
 from funccoll.tracing.trace import stage

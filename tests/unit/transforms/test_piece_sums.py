@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import funccoll as fc
 from funccoll import P
-from funccoll.core.ir import bind
+from funccoll.core.interpreter import bind
 from funccoll.primitives.indexing import Piece, scatter_p
 from funccoll.primitives.piece_sums import accumulate, accumulate_p
 from tests.support.example_counts import examples

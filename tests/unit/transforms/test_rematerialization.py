@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import funccoll as fc
 from funccoll import P
-from funccoll.core.ir import bind
+from funccoll.core.interpreter import bind
 from funccoll.errors import TraceError
 from funccoll.primitives.higher_order import checkpoint_name_p, optimization_barrier_p
 from tests.support.example_counts import examples

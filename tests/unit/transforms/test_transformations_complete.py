@@ -15,7 +15,8 @@ import pytest
 
 import funccoll as fc
 from funccoll import P
-from funccoll.core.ir import _PRIMITIVES, Primitive, evaluate
+from funccoll.core.interpreter import evaluate
+from funccoll.core.ir import _PRIMITIVES, Primitive
 from funccoll.core.types import bfloat16, is_inexact, type_of
 from funccoll.errors import UnsupportedError, VaryingError
 from funccoll.primitives.higher_order import checkpoint_p, custom_vjp_p

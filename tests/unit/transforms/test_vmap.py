@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import funccoll as fc
-from funccoll.core.ir import evaluate
+from funccoll.core.interpreter import evaluate
 from funccoll.core.types import type_of
 from funccoll.errors import DTypeError, PytreeError, ShapeError, TraceError, UnsupportedError
 from funccoll.tracing.trace import stage
@@ -313,7 +313,8 @@ def test_errors(make, error, words):
 
 
 def test_a_primitive_without_a_rule_is_named():
-    from funccoll.core.ir import _PRIMITIVES, Primitive, bind
+    from funccoll.core.interpreter import bind
+    from funccoll.core.ir import _PRIMITIVES, Primitive
 
     odd = Primitive("odd", lambda x: [x], lambda x: x)
     try:
