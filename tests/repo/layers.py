@@ -122,7 +122,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "transports.local": (("ordered_reduction",), ("local_transport",)),
     "transports.shm": (
-        ("uninterrupted",), ("arena",), ("heap",), ("peer_access", "remote_waits", "wait_graph"), ("plan",),
+        ("leases", "uninterrupted"), ("arena",), ("forked_copies", "memory_file"), ("heap",),
+        ("peer_access", "remote_waits", "wait_graph"), ("plan",),
         ("decision_log", "passed_arguments"), ("process_notes",),
         ("communicators", "results", "recorded_kernel"), ("diagnosis", "plan_fast_path", "suspicion"),
         ("shared_buffers", "decisions", "first_calls"), ("shared_memory_executable",), ("gathered_values", "host_barrier"),

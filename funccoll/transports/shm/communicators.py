@@ -23,7 +23,8 @@ from ...job.membership import Membership
 from ...kernels.kernel_context import LINE_BYTES, MAILBOX, RECORD
 from ..plans.control_block import MAILBOXES, MAILBOXES_ON_SHARED_CORES, Communicator, ControlBlock, Mailboxes
 from .decision_log import Decided, DecisionLog, Events, read_log
-from .heap import HEADER, Heap
+from .heap import Heap
+from .memory_file import HEADER
 from .peer_access import PeerAccess
 from .plan import DESCRIPTION, DESCRIPTION_BYTES, Plan
 from .process_notes import ProcessNotes

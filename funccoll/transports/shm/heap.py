@@ -1,6 +1,6 @@
 """Memory that all processes of a job share, and NumPy arrays in it.
 
-One anonymous file (`memfd_create`), mapped whole by every process: [control: 16 MiB][arena of rank 0][arena of rank 1]...
+The memory is one file (`memory_file`), in which every rank has an arena.
 An arena is mostly address space. Its rank commits memory as it needs it (`posix_fallocate`), so that running out is a
 MemoryError there, and never a SIGBUS somewhere else. Only its own rank allocates in an arena; all read and write.
 
@@ -19,8 +19,6 @@ writes; the owner compares with how often it has published it.
 from __future__ import annotations
 
 import ctypes
-import errno
-import fcntl
 import gc
 import math
 import mmap
@@ -28,10 +26,8 @@ import operator
 import os
 import sys
 import threading
-import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from itertools import repeat, starmap
 from typing import Any
@@ -41,141 +37,22 @@ import numpy as np
 from ...arrays.shared_mapping import SharedMapping
 from ...core.c_extension import extension
 from ...core.display import size_text
-from ...errors import DTypeError, FunccollError, RendezvousError, ShapeError, system_reason
-from ...job.host import address_space_limits, available_memory
-from .arena import LARGE, LARGEST, PAGE, SHAREABLE, Arena, block_size, tail_size
+from ...errors import DTypeError, FunccollError, RendezvousError, ShapeError
+from ...job.host import available_memory
+from .arena import LARGE, SHAREABLE, Arena, block_size, tail_size
+from .forked_copies import joined, make_private
+from .leases import Acquired, BlockKind, Lease, Publication, SharedBuffer
+from .memory_file import CONTROL, exclusive, mapped
 from .uninterrupted import one_step
 
-__all__ = ["CONTROL", "HEADER", "Heap", "create", "largest_arena"]
+__all__ = ["Heap"]
 
-CONTROL = 16 << 20
-"""Bytes of the control region, at offset 0."""
-HEADER = 64 << 10
-"""Bytes at its beginning that belong to `watch`; the rest is the runtime's."""
-
-_NAME = "funccoll-heap"
-_LEAST = 640 << 20  # bytes of address space that a rank needs: Python with NumPy, LLVM, and a heap
-_LEAST_ARENA = 4 << 20  # bytes of an arena in which something can be computed
-_MOST = 1 << 45  # bytes of address space of all arenas: mapped twice they are half of what a process has
 _COMMIT_TIMEOUT = 600.0  # seconds that a rank waits while others get memory
 _RECLAIM = 64 << 20  # bytes of free blocks from which on they are joined before the arena grows
 _KINDS = 4096  # (shape, dtype) pairs remembered
-_JOIN = 64 << 10  # live blocks that are nearer to each other than this are copied together, in a forked child
-_FIXED = 0x10  # MAP_FIXED, <sys/mman.h>
-_FAILED = ctypes.c_void_p(-1).value  # MAP_FAILED
 _ONE = np.ones(1, np.int64)
 _NOTHING = repeat(None)
 _FEW = 16
-_NORESERVE = 0x4000  # MAP_NORESERVE, which `mmap` names only from Python 3.13 on
-
-
-def largest_arena(world: int) -> int:
-    """The most bytes of address space per rank that this process can map.
-
-    Raises RendezvousError where LLVM, which comes next, could not even be loaded.
-    """
-    limits = address_space_limits()
-    mappings, files = limits.get("`ulimit -v`"), limits.get("`ulimit -f`")
-    if mappings is not None and mappings < _LEAST:
-        raise RendezvousError(
-            f"this process may map only {size_text(mappings)} of memory (`ulimit -v`), and a rank needs {size_text(_LEAST)}: "
-            "`ulimit -v unlimited` lifts the limit. Limits on memory that is used are another thing (cgroups)."
-        )
-    if files is not None and files < (least := CONTROL + world * _LEAST_ARENA):
-        raise RendezvousError(
-            f"this process may write only {size_text(files)} into a file (`ulimit -f`), also into the memory that ranks share, "
-            f"and {world} ranks need {size_text(least)}: `ulimit -f unlimited` lifts the limit."
-        )
-    # Half of a limit on mappings, and the heap is mapped twice: the rest is for everything else in the process.
-    rooms = [room for room in (_MOST, mappings and mappings // 4, files) if room is not None]
-    return min([LARGEST, *(max(room - CONTROL, 0) // world // PAGE * PAGE for room in rooms)])
-
-
-def create(world: int, arena: int) -> int:
-    """The file descriptor of new shared memory for `world` ranks with `arena` bytes of address space each."""
-    try:
-        descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
-    except OSError as error:
-        if error.errno == errno.EMFILE:
-            raise
-        raise RendezvousError(
-            f"rank 0 cannot make the memory that ranks share (memfd_create: {error.strerror}). A sandbox (seccomp) that "
-            "forbids it must allow it; Linux has it since 3.17."
-        ) from None
-    try:
-        os.ftruncate(descriptor, CONTROL + world * arena)
-        os.posix_fallocate(descriptor, 0, CONTROL)
-    except OSError as error:
-        os.close(descriptor)
-        raise MemoryError(f"no shared memory for {world} processes ({size_text(CONTROL)}): {system_reason(error)}") from None
-    return descriptor
-
-
-def _mapped(descriptor: int, size: int) -> SharedMapping:
-    """The mapping of a file, but for its `shift`.
-
-    Raises RendezvousError, and closes the file, when the process has no address space for it.
-    """
-    flags, found = mmap.MAP_SHARED | _NORESERVE, None
-    try:
-        found = SharedMapping(descriptor, size, flags)
-        found.reading = mmap.mmap(descriptor, size, flags, mmap.PROT_READ)
-        return found
-    except OSError as error:
-        if found is not None:
-            found.close()
-        os.close(descriptor)
-        if error.errno != errno.ENOMEM:
-            raise
-        with open("/proc/self/maps") as maps:
-            others = sum(_NAME in line and " rw-s " in line for line in maps)
-        kept = f" beside those of {others:,} jobs that it has left and whose arrays it keeps" if others else ""
-        remedy = "join fewer jobs (fc.init, fc.finalize), or delete their arrays" if others else "lift `ulimit -v`"
-        raise RendezvousError(
-            f"this process cannot map the job's {size_text(size)} of address space{kept} ({error.strerror}): {remedy}."
-        ) from None
-
-
-class _Kind:
-    """Attributes of arrays of one block size: leases of blocks that were freed, and offsets of blocks that were never used."""
-
-    __slots__ = ("free", "fresh", "size")
-
-    def __init__(self, size: int):
-        self.size = size
-        self.free: list[_Lease] = []
-        self.fresh: list[int] = []
-
-
-class _Lease(weakref.ref):
-    """The weak reference to an array, with the block that it occupies."""
-
-    __slots__ = ("kind", "offset")
-
-    kind: _Kind
-    offset: int
-
-
-class _Acquired(weakref.ref):
-    """The weak reference to an array of a shared buffer, whose callback counts that this rank has released it."""
-
-    __slots__ = ("offset", "size")
-
-    offset: int
-    size: int
-
-
-class _SharedBuffer:
-    """A shared buffer: how often it was published for each rank, and the index of the words that count releases."""
-
-    __slots__ = ("block", "counts", "tail")
-
-    def __init__(self, block: np.ndarray, counts: np.ndarray, tail: int):
-        self.block, self.counts, self.tail = block, counts, tail
-
-
-Publication = tuple[_SharedBuffer, np.ndarray]
-"""A shared buffer, and how often each rank was to acquire it."""
 
 
 class Heap:
@@ -198,7 +75,7 @@ class Heap:
         self.arena = (self.size - CONTROL) // nranks
         self.control = (0, CONTROL)
         self._descriptor, self._pid = descriptor, os.getpid()
-        self._mapping: SharedMapping | None = _mapped(descriptor, self.size)
+        self._mapping: SharedMapping | None = mapped(descriptor, self.size)
         self._reading: mmap.mmap | None = self._mapping.reading
         for mapping in (self._mapping, self._reading):
             mapping.madvise(mmap.MADV_DONTDUMP)
@@ -212,18 +89,18 @@ class Heap:
         start = CONTROL + local_rank * self.arena
         self._lock: Any = threading.RLock()  # which knows its owner; nothing is entered twice
         self._process_lock: Any = threading.RLock()
-        exclusive = partial(self.exclusive, _COMMIT_TIMEOUT)
-        self._blocks = Arena(self._mapping, descriptor, start, start + self.arena, f"rank {self.rank}'s", exclusive)
-        self._kinds: dict[tuple[Any, Any], _Kind] = {}  # by (shape, dtype)
-        self._sizes: dict[int, _Kind] = {}  # by block size
-        self._leases: dict[int, _Lease] = {}  # by offset; those of blocks that were freed, too
+        exclude = partial(self.exclusive, _COMMIT_TIMEOUT)
+        self._blocks = Arena(self._mapping, descriptor, start, start + self.arena, f"rank {self.rank}'s", exclude)
+        self._kinds: dict[tuple[Any, Any], BlockKind] = {}  # by (shape, dtype)
+        self._sizes: dict[int, BlockKind] = {}  # by block size
+        self._leases: dict[int, Lease] = {}  # by offset; those of blocks that were freed, too
         self._has_lost = False  # an exception may have lost a block on its way
         self.nranks, self._local_rank = nranks, local_rank
-        self._shared: dict[int, _SharedBuffer] = {}  # by offset
+        self._shared: dict[int, SharedBuffer] = {}  # by offset
         self._words = memoryview(self._mapping).cast("B").cast("q")
         self._zeros = memoryview(bytes(8 * nranks)).cast("q")
         self._published_since = 0  # how many blocks were published since all were looked at
-        self._acquired: dict[int, _Acquired] = {}  # by id; also some of arrays that are gone
+        self._acquired: dict[int, Acquired] = {}  # by id; also some of arrays that are gone
         self._most_acquired = _FEW
         self._kept_alive: list[Any] = []
 
@@ -245,7 +122,7 @@ class Heap:
                 kind = self._kind(shape, dtype)
                 offset, free = self._block(kind)
             array = np.ndarray(shape, dtype, self._mapping, offset)
-            lease = _Lease(array, free)
+            lease = Lease(array, free)
             lease.offset, lease.kind = offset, kind
             self._leases[offset] = lease
             return array
@@ -282,7 +159,7 @@ class Heap:
             if shared is None:
                 tail = (offset + block_size(block.nbytes)) // 8
                 self._words[tail : tail + self.nranks] = self._zeros
-                shared = self._shared[offset] = _SharedBuffer(block, np.zeros(self.nranks, np.int64), tail)
+                shared = self._shared[offset] = SharedBuffer(block, np.zeros(self.nranks, np.int64), tail)
             noted = [] if published is None else [(published.append, (shared, times))]
             one_step((np.add, shared.counts, times, shared.counts), *noted)()
         return offset
@@ -304,7 +181,7 @@ class Heap:
         self._open()
         array = np.ndarray((math.prod(shape),), dtype, self._reading, offset)
         released: list[Any] = []  # the arguments of what the callback calls: nothing yet
-        acquired = _Acquired(array, partial(next, starmap(np.add, released)))
+        acquired = Acquired(array, partial(next, starmap(np.add, released)))
         acquired.offset, acquired.size = offset, array.nbytes
         tail = offset + block_size(array.nbytes)
         word = np.ndarray((1,), np.int64, self._mapping, tail + 8 * self._local_rank)
@@ -324,7 +201,7 @@ class Heap:
             if not any(self._kept(shared)):
                 del self._shared[offset]
 
-    def _kept(self, shared: _SharedBuffer) -> list[bool]:
+    def _kept(self, shared: SharedBuffer) -> list[bool]:
         """By rank, True where it has not released a buffer."""
         released = self._words[shared.tail : shared.tail + self.nranks].tolist()
         return [given != got for given, got in zip(released, shared.counts.tolist(), strict=True)]
@@ -343,31 +220,9 @@ class Heap:
         """The array at an offset, in any rank's arena. It keeps the mapping, but no block: its owner may use it again."""
         return np.ndarray(tuple(shape), dtype, self._open(), offset)
 
-    @contextmanager
-    def exclusive(self, timeout: float) -> Iterator[None]:
-        """Exclude other processes and threads.
-
-        Raises RendezvousError when one stays in it for `timeout` seconds (it was stopped).
-        """
-        end, lock = time.monotonic() + timeout, self._process_lock
-        try:
-            if not lock.acquire(timeout=timeout):  # the lock of the file is one for all threads of a process
-                raise RendezvousError(f"another thread has kept the job's memory locked for {timeout:g} s.")
-            while True:
-                try:
-                    fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > end:
-                        raise RendezvousError(f"another process has kept the job's memory locked for {timeout:g} s.") from None
-                    time.sleep(0.001)
-            yield
-        finally:
-            if lock._is_owned():  # also when an interrupt came as it was taken
-                try:
-                    fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
-                finally:
-                    lock.release()
+    def exclusive(self, timeout: float) -> AbstractContextManager[None]:
+        """Exclude other processes and threads: see `memory_file.exclusive`."""
+        return exclusive(self._descriptor, self._process_lock, timeout)
 
     def stats(self) -> dict[str, Any]:
         """Statistics of this rank's arena: live arrays, and bytes of address space, committed, freed with their pages.
@@ -389,7 +244,7 @@ class Heap:
                 kept[rank] = nbytes + shared.block.nbytes, number + 1
         return kept
 
-    def _live(self) -> list[_Lease]:
+    def _live(self) -> list[Lease]:
         """The leases of arrays that are alive."""
         return [lease for lease in list(self._leases.values()) if lease() is not None]
 
@@ -420,14 +275,9 @@ class Heap:
 
         Raises: MemoryError when these are more than `most` bytes, or than there is memory.
         """
-        ranges: list[list[int]] = []  # of pages
         blocks = [(lease.offset, lease.offset + lease.kind.size) for lease in self._live()]
         blocks += [(each.offset, each.offset + each.size) for each in list(self._acquired.values()) if each() is not None]
-        for start, end in sorted(blocks):
-            if ranges and start < ranges[-1][1] + _JOIN:
-                ranges[-1][1] = max(ranges[-1][1], end)
-            else:
-                ranges.append([start // PAGE * PAGE, end])
+        ranges = joined(blocks)
         # No callback is called any more: what dies here the parent still has.
         self._blocks.close()
         self._leases.clear()
@@ -444,7 +294,7 @@ class Heap:
                 "it by the spawn or forkserver method, fork before the arrays are made, or set FUNCCOLL_FORK_MIB to more."
             )
         assert self._mapping is not None
-        _make_private(memoryview(self._mapping), ranges, (self.base, self.reading_base))
+        make_private(memoryview(self._mapping), ranges, (self.base, self.reading_base))
 
     def _open(self) -> mmap.mmap:
         if self._mapping is None:
@@ -456,7 +306,7 @@ class Heap:
             )
         return self._mapping
 
-    def _block(self, kind: _Kind) -> tuple[int, Callable[..., object]]:
+    def _block(self, kind: BlockKind) -> tuple[int, Callable[..., object]]:
         """The offset of a free block, and what frees it: a C function."""
         if (found := self._freed(kind)) is not None:
             return found
@@ -478,14 +328,14 @@ class Heap:
                         raise MemoryError(f"{error}{self._keepers()}") from None
         return found
 
-    def _freed(self, kind: _Kind) -> tuple[int, Callable[..., object]] | None:
+    def _freed(self, kind: BlockKind) -> tuple[int, Callable[..., object]] | None:
         with suppress(IndexError, AttributeError):
             return kind.free.pop().offset, kind.free.append
         with suppress(IndexError):
             return kind.fresh.pop(), kind.free.append
         return None
 
-    def _allocate(self, kind: _Kind) -> tuple[int, Callable[..., object]]:
+    def _allocate(self, kind: BlockKind) -> tuple[int, Callable[..., object]]:
         if kind.size >= LARGE:
             pages = self._blocks.allocate_large(kind.size)
             return pages.offset, one_step((self._blocks.cached.append, pages))
@@ -552,7 +402,7 @@ class Heap:
             if enabled:
                 gc.enable()
 
-    def _kind(self, shape: Any, dtype: Any) -> _Kind:
+    def _kind(self, shape: Any, dtype: Any) -> BlockKind:
         self._open()
         if np.dtype(dtype).hasobject:
             raise DTypeError(f"arrays of {np.dtype(dtype)} cannot be shared: they hold pointers, which mean nothing elsewhere.")
@@ -563,7 +413,7 @@ class Heap:
         self._refuse_nested()
         with self._lock:
             if size not in self._sizes:
-                self._sizes[size] = _Kind(size)
+                self._sizes[size] = BlockKind(size)
             if len(self._kinds) >= _KINDS:
                 self._kinds.clear()
             kind = self._sizes[size]
@@ -579,38 +429,6 @@ def _fast_pointer(array: np.ndarray) -> int:
 
 def _slow_pointer(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
-
-
-def _c_function(name: str, *arguments: Any) -> Any:
-    """A function of the C library that returns an address.
-
-    Looked up before there is a fork: another thread may hold the dynamic linker's lock then, and in the child it stays locked.
-    """
-    function = ctypes.CDLL(None, use_errno=True)[name]
-    function.argtypes, function.restype = arguments, ctypes.c_void_p
-    return function
-
-
-_mmap = _c_function("mmap", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-
-
-def _make_private(memory: memoryview, ranges: Sequence[Sequence[int]], bases: tuple[int, int]) -> None:
-    """Put private copies of some pages in their place, at both addresses: where they can be written, and where not."""
-    sizes = [-(-(end - start) // PAGE) * PAGE for start, end in ranges]
-    descriptor, place = os.memfd_create("funccoll", os.MFD_CLOEXEC), 0
-    try:
-        os.posix_fallocate(descriptor, 0, sum(sizes))
-        with mmap.mmap(descriptor, sum(sizes)) as copies:
-            for (start, _), size in zip(ranges, sizes, strict=True):
-                copies[place : place + size] = memory[start : start + size]
-                for base, protection in zip(bases, (mmap.PROT_READ | mmap.PROT_WRITE, mmap.PROT_READ), strict=True):
-                    if _mmap(base + start, size, protection, mmap.MAP_PRIVATE | _FIXED, descriptor, place) == _FAILED:
-                        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-                place += size
-    except OSError as error:
-        raise MemoryError(f"a forked child cannot copy {size_text(sum(sizes))} of arrays: {error.strerror}.") from None
-    finally:
-        os.close(descriptor)
 
 
 def _calls_of(code: Any, frames: Any) -> int:

@@ -11,7 +11,8 @@ import numpy as np
 
 from ...errors import MeshError
 from ...job.membership import Membership
-from .heap import HEADER, Heap
+from .heap import Heap
+from .memory_file import HEADER
 from .passed_arguments import MOST_TEXT, PassedArgument, PassedArguments
 
 __all__ = ["ProcessNotes"]

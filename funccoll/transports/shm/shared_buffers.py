@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from .diagnosis import wrong_argument
-from .heap import Heap, Publication
+from .heap import Heap
+from .leases import Publication
 from .plan import Plan, SharedResult
 from .results import new_result
 

@@ -20,7 +20,8 @@ from ...platforms.device import Run
 from ...platforms.host_device import HostDevice
 from ...runtime.collective_call import CollectiveCall, bind_arguments
 from ...runtime.transport import ArgumentCheck, CollectiveExecutable, FirstCall, Transport
-from .heap import HEADER, Heap, create, largest_arena
+from .heap import Heap
+from .memory_file import HEADER, create, largest_arena
 from .peer_access import PeerAccess
 from .process_notes import ProcessNotes
 

@@ -290,9 +290,9 @@ def test_leave_and_join_again():
 MANY = PRELUDE + """
 import funccoll as fc
 import funccoll.transports.shm.communicators as communicators
-import funccoll.transports.shm.heap as heap
+import funccoll.transports.shm.memory_file as memory_file
 communicators._MAX_COMMUNICATORS = 3
-heap.LARGEST = 16 << 40  # of 128 TiB
+memory_file.LARGEST = 16 << 40  # of 128 TiB
 def until_it_raises(step):
     for _ in range(20):
         try:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from funccoll.transports.shm.heap import Heap, create
+from funccoll.transports.shm.heap import Heap
+from funccoll.transports.shm.memory_file import create
 
 GiB = 1 << 30
 

@@ -17,7 +17,8 @@ from funccoll.core.display import size_text
 from funccoll.job.host import available_memory
 from funccoll.transports.shm import arena as arenas
 from funccoll.transports.shm.arena import LARGE, tail_size
-from funccoll.transports.shm.heap import CONTROL, Heap, create, largest_arena
+from funccoll.transports.shm.heap import Heap
+from funccoll.transports.shm.memory_file import CONTROL, create, largest_arena
 
 pytestmark = pytest.mark.usefixtures("small_collections")
 
@@ -257,7 +258,8 @@ def test_address_space_follows_the_limits():
     limited = f"""
 import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, ({4 * GiB}, {4 * GiB}))
-from funccoll.transports.shm.heap import *
+from funccoll.transports.shm.heap import Heap
+from funccoll.transports.shm.memory_file import create, largest_arena
 arena = largest_arena(2)
 assert {GiB} < arena < {2 * GiB}, arena
 Heap(create(2, arena), 1, 2).array((1000,), "f4")[:] = 1

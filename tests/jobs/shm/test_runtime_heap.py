@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from funccoll.errors import DTypeError, RendezvousError, ShapeError
 from funccoll.transports.shm.arena import ALIGNMENT, LARGE, block_size
-from funccoll.transports.shm.heap import CONTROL, HEADER, Heap, create
+from funccoll.transports.shm.heap import Heap
+from funccoll.transports.shm.memory_file import CONTROL, HEADER, create
 from tests.support.ranks import rank_end
 from tests.support.ranks.ranks import JOIN, Ranks, left_behind
 

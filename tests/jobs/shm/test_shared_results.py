@@ -21,7 +21,8 @@ from funccoll.schedules.collective import KINDS
 from funccoll.schedules.shared_results import check_completion, copies_root, with_one_result
 from funccoll.schedules.streams.instructions import Opcode
 from funccoll.transports.shm.arena import LARGE, SHAREABLE, tail_size
-from funccoll.transports.shm.heap import Heap, create
+from funccoll.transports.shm.heap import Heap
+from funccoll.transports.shm.memory_file import create
 from tests.support.cases import shared_interrupt_cases
 from tests.support.cases import shared_result_cases as cases
 from tests.support.example_counts import examples

@@ -15,7 +15,7 @@ import numpy as np
 
 import funccoll as fc
 from funccoll import P
-from funccoll.transports.shm import arena, heap, shared_buffers
+from funccoll.transports.shm import arena, heap, leases, memory_file, shared_buffers
 from tests.support.shared_arrays import COUNT, jitted, meet, share_all
 
 
@@ -25,7 +25,7 @@ def interrupt_at(number: int) -> Iterator[None]:
 
     These are the beginning of a function, a jump back, and the end of a call, before its value is stored.
     """
-    files = {module.__file__ for module in (arena, heap, shared_buffers)}
+    files = {module.__file__ for module in (arena, heap, leases, memory_file, shared_buffers)}
     count = 0
 
     def enters(frame: Any, event: str, _: Any) -> Any:
