@@ -122,7 +122,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "transports.local": (("ordered_reduction",), ("local_transport",)),
     "transports.shm": (
-        ("leases", "uninterrupted"), ("arena",), ("forked_copies", "memory_file"), ("heap",),
+        ("compiled_programs", "leases", "thread_ownership", "uninterrupted"), ("arena",),
+        ("forked_copies", "memory_file"), ("heap",),
         ("peer_access", "remote_waits", "wait_graph"), ("plan",),
         ("decision_log", "passed_arguments"), ("process_notes",),
         ("communicators", "results", "recorded_kernel"), ("diagnosis", "plan_fast_path", "suspicion"),

@@ -12,9 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.ir import Program
 from ...core.mesh import ReplicaGroups, number_hosts
-from ...core.program_difference import HASH_CHARACTERS, ProgramRow, program_rows
 from ...core.weak_values import WeakValues
 from ...errors import FunccollError, RendezvousError
 from ...job import host
@@ -22,6 +20,7 @@ from ...job.calling_thread import calling_thread
 from ...job.membership import Membership
 from ...kernels.kernel_context import LINE_BYTES, MAILBOX, RECORD
 from ..plans.control_block import MAILBOXES, MAILBOXES_ON_SHARED_CORES, Communicator, ControlBlock, Mailboxes
+from .compiled_programs import CompiledPrograms
 from .decision_log import Decided, DecisionLog, Events, read_log
 from .heap import Heap
 from .memory_file import HEADER
@@ -29,9 +28,10 @@ from .peer_access import PeerAccess
 from .plan import DESCRIPTION, DESCRIPTION_BYTES, Plan
 from .process_notes import ProcessNotes
 from .remote_waits import Progress, Wait
+from .thread_ownership import ThreadOwnership
 from .wait_graph import NO_OTHERS, WaitGraph, threads_alive
 
-__all__ = ["Communicators", "ThreadOwnership"]
+__all__ = ["Communicators"]
 
 _MAX_COMMUNICATORS = 4096
 """The most pairs of a mesh and some of its axes over which one job communicates."""
@@ -40,16 +40,12 @@ _ENTRY_WORDS = 4
 _MAILBOXES: tuple[Mailboxes, ...] = (), MAILBOXES, MAILBOXES_ON_SHARED_CORES
 _ANSWER_TIMEOUT = 0.2
 """Seconds in which ranks of other hosts say where they are. Soon after a rank was killed mpirun ends the others, too."""
-_ROWS_TIMEOUT = 1.0
-"""Seconds in which a rank answers about its program, whose constants it may have to read."""
-_MOST_ROWS = 12_000
-"""Rows of a program that are compared: their hashes are one answer."""
 _NOWHERE = "has not entered any collective of this group"
 _TOLD = 8
 """Decisions of which a rank tells those of other hosts."""
 _NOTE_BYTES = 512
-_UNNOTED = FunccollError("an exception left a program, and another one came before it was noted")
 """Bytes in which a rank says how many exceptions have left its programs, and which was the last."""
+_UNNOTED = FunccollError("an exception left a program, and another one came before it was noted")
 
 
 class Communicators:
@@ -72,8 +68,7 @@ class Communicators:
         """By communicator, 1 while one of its calls runs: a call from inside it, by a signal handler say, is refused."""
         self.plans: WeakValues[int, Plan] = WeakValues()
         """By the hashes that this rank publishes when it enters; collective groups keep them."""
-        self.programs: WeakValues[str, Program] = WeakValues()
-        """By fingerprint, the programs whose collectives this process has compiled; those keep them."""
+        self.programs = CompiledPrograms(world.watch)
         self._scratch: dict[frozenset[int], np.ndarray] = {}
         self._broken: FunccollError | None = None
         self._known: dict[tuple, tuple[Communicator, list[tuple[tuple[int, ...], ControlBlock]]]] = {}  # with all groups
@@ -95,10 +90,8 @@ class Communicators:
         """The waits of this rank's threads for longer than a moment, by the numbers of communicators, in their order."""
         self.across_hosts = bool(number_hosts(world.hosts))
         """True in a job on several hosts."""
-        self._rows: tuple[str, Sequence[ProgramRow]] = "", ()
         world.watch.answer_with("call", self._answer)
         world.watch.answer_with("progress", lambda question: {"progress": self.progress(question["communicator"]).told()})
-        world.watch.answer_with("program", self._answer_about_program)
 
     @property
     def broken(self) -> FunccollError | None:
@@ -228,41 +221,6 @@ class Communicators:
         """The number of exceptions that left programs of a rank of this host after a collective, and the last one."""
         number, _, text = self._notes[rank].tobytes().rstrip(b"\0").decode(errors="replace").partition(" ")
         return int(number or 0), text
-
-    def program_rows(self, fingerprint: str) -> Sequence[ProgramRow]:
-        """The rows of a program whose collectives this process has compiled; none where it is not known. They cost a pass over
-        its constants."""
-        known, rows = self._rows
-        if known != fingerprint:
-            program = self.programs.get(fingerprint)
-            rows = program_rows(program) if program is not None else ()
-            self._rows = fingerprint, rows
-        return rows
-
-    def row_that_differs(self, mine: str, rank: int, theirs: str) -> tuple[ProgramRow, ProgramRow] | None:
-        """The first rows that differ between a program of this process and one of another rank, by their fingerprints.
-
-        It asks that rank, on the path of an error alone. None where that does not answer, or the programs do not tell.
-        """
-        rows = self.program_rows(mine)
-        ask = lambda **which: self.world.watch.ask(rank, {"kind": "program", "program": theirs, **which}, _ROWS_TIMEOUT)
-        if not rows or not (answer := ask(row=None)):
-            return None
-        hashes, n = str(answer["hashes"]), HASH_CHARACTERS
-        other = [hashes[i : i + n] for i in range(0, len(hashes), n)]
-        first = next((i for i, (row, hash) in enumerate(zip(rows, other, strict=False)) if row.hash != hash), None)
-        if first is None or not (answer := ask(row=first)):
-            return None
-        return rows[first], ProgramRow(*answer["row"])
-
-    def _answer_about_program(self, question: dict[str, Any]) -> dict[str, Any] | None:
-        """The hashes of a program's rows, or one row, for a rank that runs another program."""
-        rows = self.program_rows(question["program"])
-        if not rows:
-            return None
-        if question["row"] is not None:
-            return {"row": rows[question["row"]]}
-        return {"hashes": "".join(row.hash for row in rows[:_MOST_ROWS])}
 
     def events(self, rank: int, communicator: Communicator) -> Events:
         """The exceptions and decisions in the sequence hash of a rank of this host."""
@@ -478,25 +436,3 @@ class Communicators:
 
 def _mixed(hash: int, place: str, nbytes: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{hash} {place}".encode()).digest()[:nbytes], "little")
-
-
-class ThreadOwnership:
-    """The right to call collectives over some communicators.
-
-    Attributes: `numbers` of the communicators; `entries`, theirs in the table of the job; `words`, one int64: the identifier of
-    the thread to which all of them belong, 0 when that is not known or none may call any more.
-    """
-
-    def __init__(self, numbers: frozenset[int], entries: tuple[int, ...]):
-        self.numbers, self.entries = numbers, entries
-        self.words = np.zeros(1, np.int64)
-        self.view: Any = memoryview(self.words)  # type: ignore[arg-type]  # (NumPy's stubs: an array is a buffer)
-
-    @property
-    def thread(self) -> int | None:
-        """The thread, None where `words` has 0."""
-        return self.view[0] or None
-
-    @thread.setter
-    def thread(self, identifier: int | None) -> None:
-        self.view[0] = identifier or 0

@@ -34,10 +34,11 @@ from ...job.calling_thread import calling_thread
 from ...runtime.collective_call import CollectiveCall, Operand
 from ...runtime.transport import ONE_BY_ONE
 from ..plans.control_block import Communicator
-from .communicators import Communicators, ThreadOwnership
+from .communicators import Communicators
 from .decision_log import Decided, Events
 from .passed_arguments import PassedArguments, other_types
 from .plan import DESCRIPTION
+from .thread_ownership import ThreadOwnership
 
 __all__ = ["Diagnosis", "job_is_over", "require_turn", "wrong_argument", "wrong_count"]
 
@@ -250,7 +251,7 @@ class Diagnosis:
     def _other_row(self, entered: Mapping[int, Mapping[str, str]]) -> tuple[ProgramRow, ProgramRow] | None:
         """The first rows in which the programs differ that this rank and the peer are in, in that order."""
         mine, theirs = (entered[r].get("program", "")[:_FINGERPRINT] for r in (self.registry.world.rank, self.peer))
-        return self.registry.row_that_differs(mine, self.peer, theirs) if mine != theirs else None
+        return self.registry.programs.row_that_differs(mine, self.peer, theirs) if mine != theirs else None
 
     def _told_by_first_failure(self, ranks: Sequence[int]) -> tuple[str, str] | None:
         """The difference of programs that the first rank to fail has found, and the remedy: by now the peer may have ended."""

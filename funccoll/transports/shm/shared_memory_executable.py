@@ -87,7 +87,7 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
         self.calls = tuple(calls)
         for call in self.calls:
             if call.program is not None:
-                self.registry.programs[call.program.fingerprint] = call.program
+                self.registry.programs.add(call.program)
         self.communicators = [self._communicator(call, number) for call in self.calls]
         self.members = sorted({m for c in self.communicators for m in c.members})
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
