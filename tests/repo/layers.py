@@ -122,7 +122,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "transports.local": (("ordered_reduction",), ("local_transport",)),
     "transports.shm": (
-        ("compiled_programs", "leases", "thread_ownership", "uninterrupted"), ("arena",),
+        ("compiled_programs", "leases", "thread_ownership", "uninterrupted", "wait_limits"), ("arena",),
         ("forked_copies", "memory_file"), ("heap",),
         ("peer_access", "remote_waits", "wait_graph"), ("plan",),
         ("decision_log", "passed_arguments"), ("process_notes",),

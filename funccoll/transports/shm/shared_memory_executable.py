@@ -7,8 +7,6 @@ call's arrays, publishes them, and reads the peers'.
 
 from __future__ import annotations
 
-import functools
-import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,7 +19,6 @@ import numpy as np
 
 from ...core.ir import Var
 from ...errors import FunccollError, at_source
-from ...job import host
 from ...kernels.cpu import interpreter
 from ...kernels.kernel_context import (
     ACCUMULATOR_BYTES,
@@ -54,16 +51,13 @@ from .results import UNSHARED_REFCOUNT as MEASURED_REFCOUNT
 from .results import ResultPool, new_result
 from .shared_buffers import SharedBuffers
 from .suspicion import Suspicion
+from .wait_limits import set_wait_limits
 
 __all__ = ["SharedMemoryExecutable"]
 
 _SILENT = 1.0  # seconds without a message after which a rank of another host that left has sent its last one
 _TOLD = 1024  # ranks of a group up to which they are told for which of them one waits
 _NEWS_TIMEOUT = 1.0  # seconds in which the news of a rank's end follows on a message that failed
-# Spinning longer makes things worse on a busy machine (measured): the rank waited for may need this core. A test of a message
-# takes 10 to 300 ns; a yield to a process of another job costs its time slice, so ranks with a core each test it often first.
-_TRIES, _FEW_TRIES = 5000, 3
-_SPINS, _YIELDS, _PATIENCE = 60, 2000, 100_000_000  # nanoseconds
 
 
 class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
@@ -165,13 +159,7 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
         self.context[WORD.heap_bytes], self.context[WORD.instruction_budget] = self.heap.size, -1
         self.context[WORD.ndarray] = id(np.ndarray)
         self.context[WORD.unshared_refcount] = np.iinfo(np.int64).max if MEASURED_REFCOUNT is None else MEASURED_REFCOUNT
-        # A process bound to one core has it for itself as long as there are enough cores.
-        usable = _cores(frozenset(os.sched_getaffinity(0)))
-        cores = usable if usable > 1 else os.cpu_count() or 1
-        own_core = self.world.processes_here <= cores
-        self.context[WORD.spins] = _SPINS if own_core else 0
-        self.context[WORD.message_tries] = _TRIES if own_core else _FEW_TRIES
-        self.context[WORD.yields], self.context[WORD.patience] = _YIELDS, _PATIENCE
+        set_wait_limits(self.context, self.world.processes_here)
         self._messages = MessageTable(self.plan.messages, self.world.transport.message_library, self.context)
         self._words: Any = memoryview(self.context)  # type: ignore[arg-type]  # (NumPy's stubs: an array is a buffer)
         self._kernel: Callable[[], int | None] = interpreter(self.context.ctypes.data)
@@ -422,13 +410,6 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
     def _diagnosis(self) -> Diagnosis:
         number = self.plan.collective(self._words[WORD.pc])
         return Diagnosis(self.registry, self.calls[number], self.communicators[number], self._words[WORD.peer])
-
-
-
-@functools.lru_cache(maxsize=4)
-def _cores(affinity: frozenset[int]) -> int:
-    """`host.cores` of a process that is bound to these processors: it reads files, half a millisecond for each program."""
-    return host.cores()
 
 
 def _no_array() -> np.ndarray:
