@@ -77,14 +77,23 @@ def language_tables(data: dict[str, Any]) -> str:
     loads = [line["machine"][when][0] for line in lines for when in ("load_before", "load_after")]
     others = [row["others"] for line in lines for row in line["rows"] if "others" in row]
     versions = ", ".join(f"{k} {v}" for k, v in about["versions"].items() if k in ("numpy", "jax"))
-    return "\n".join([
-        "| what | measured | funccoll | JAX | ours / JAX: median (quartiles) | goal |", "|---|---|---|---|---|---|", *rows, "",
-        "Medians of rounds in which the two sides, each a process with one thread on the same core, take turns. *compile* is "
-        "tracing and compilation of a new function, *run* a call of it, *peak* the most memory above that after the imports. A "
-        f"ratio above 1 means that funccoll takes more. On {about['cpu']}, {about['cores']} cores (load {min(loads):.1f} to "
-        f"{max(loads):.1f}; others kept at most {max(others):.2f} cores busy), Python {about['python']}, {versions}. `python "
-        "-m benchmarks.programs.language` makes it anew.",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "| what | measured | funccoll | JAX | ours / JAX: median (quartiles) | goal |",
+            "|---|---|---|---|---|---|",
+            *rows,
+            "",
+            "Medians of rounds in which the two sides, each a process with one thread on the same core, take "
+            "turns. *compile* is "
+            "tracing and compilation of a new function, *run* a call of it, *peak* the most memory above that "
+            "after the imports. A "
+            f"ratio above 1 means that funccoll takes more. On {about['cpu']}, {about['cores']} cores (load "
+            f"{min(loads):.1f} to "
+            f"{max(loads):.1f}; others kept at most {max(others):.2f} cores busy), Python {about['python']}, "
+            f"{versions}. `python "
+            "-m benchmarks.programs.language` makes it anew.",
+        ]
+    )
 
 
 def schedules() -> str:
@@ -130,10 +139,12 @@ def _run_rows(runs: Sequence[dict[str, Any]]) -> str:
             "",
             f"| goal | ranks | wanted |{' |' * len(runs)}",
             f"|---|---|---|{'---|' * len(runs)}",
-            *(f"| {name} | {ranks} | {wanted} | {' | '.join(cell(run[name, ranks]) for run in found)} |"
-              for name, ranks, wanted in names),
+            *(
+                f"| {name} | {ranks} | {wanted} | {' | '.join(cell(run[name, ranks]) for run in found)} |"
+                for name, ranks, wanted in names
+            ),
         ]
-    )  # fmt: skip
+    )
 
 
 def host_tables(data: dict[str, Any]) -> str:
@@ -182,9 +193,12 @@ def host_tables(data: dict[str, Any]) -> str:
 
 
 _TITLES = {
-    "native": "Native", "python": "Python", "numpy": "Python, NumPy's arrays", "python, no extension": "Python, no C extension",
+    "native": "Native",
+    "python": "Python",
+    "numpy": "Python, NumPy's arrays",
+    "python, no extension": "Python, no C extension",
     "numpy, no extension": "Python, NumPy's arrays, no C extension",
-}  # fmt: skip
+}
 
 
 def _goal_row(goal: dict[str, Any]) -> str:
@@ -233,9 +247,7 @@ def network_tables(data: dict[str, Any]) -> str:
     verdict = {None: "not measured", True: "met", False: "**missed**"}
     asked = [goal for goal in data["goals"] if goal["asked"]]
     reached = lambda g: "" if g["reached"] is None else f"{g['reached']:.3g} {g['unit']} ({g['at']})"
-    goals = [
-        f"| {vendors[g['vendor']]} | {g['goal']} | {g['wanted']} | {reached(g)} | {verdict[g['met']]} |" for g in asked
-    ]  # fmt: skip
+    goals = [f"| {vendors[g['vendor']]} | {g['goal']} | {g['wanted']} | {reached(g)} | {verdict[g['met']]} |" for g in asked]
     groups = []
     for m in data["means"]:
         slower = ": " + ", ".join(m["losses"][:3]) + ", …" * (len(m["losses"]) > 3) if m["losses"] else ""
@@ -250,20 +262,30 @@ def network_tables(data: dict[str, Any]) -> str:
     load = f"{about['load_before'][0]:.1f} before, {about['load_after'][0]:.1f} after"
     named = ", ".join(f"{name} {versions[name]}" for name in ("Open MPI", "MPICH", "mpi4py") if name in versions)
     without = "".join(f" Without {vendors[name]}: {why}." for name, why in data["missing"].items())
-    return "\n".join([
-        "| MPI | goal, 2 hosts with a process each | wanted | reached, in the worst case | |",
-        "|---|---|---|---|---|", *goals, "",
-        "Geometric means of MPI's time over ours, cases in which we are faster, and those in which we take more than 1.15 "
-        "times as long:", "",
-        "| MPI | hosts x processes, link | | mean | faster | slower |", "|---|---|---|---|---|---|", *groups, "",
-        "By size (the larger of one rank's input and output): our time, and MPI's / ours.", *grids, "",
-        f"Medians of {data['rounds']} rounds ({min(5, data['rounds'])} of slow cases, and of layouts that do not decide) "
-        f"in which our calls and mpi4py's take turns in the same processes, on {about['cpu']}, {about['cores']} cores "
-        f"(load {load}), Python {about['python']}, {named}; float32. Hosts are network namespaces of one machine, so both "
-        "sides' times include what its kernel takes to move the bytes, on the cores on which the ranks compute. *Native* "
-        f"and *Python* are as above. With more ranks than cores Open MPI has `mpi_yield_when_idle`.{without} `python "
-        "-m benchmarks.several_hosts.mpi` makes it anew.",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "| MPI | goal, 2 hosts with a process each | wanted | reached, in the worst case | |",
+            "|---|---|---|---|---|",
+            *goals,
+            "",
+            "Geometric means of MPI's time over ours, cases in which we are faster, and those in which we take more than 1.15 "
+            "times as long:",
+            "",
+            "| MPI | hosts x processes, link | | mean | faster | slower |",
+            "|---|---|---|---|---|---|",
+            *groups,
+            "",
+            "By size (the larger of one rank's input and output): our time, and MPI's / ours.",
+            *grids,
+            "",
+            f"Medians of {data['rounds']} rounds ({min(5, data['rounds'])} of slow cases, and of layouts that do not decide) "
+            f"in which our calls and mpi4py's take turns in the same processes, on {about['cpu']}, {about['cores']} cores "
+            f"(load {load}), Python {about['python']}, {named}; float32. Hosts are network namespaces of one machine, so both "
+            "sides' times include what its kernel takes to move the bytes, on the cores on which the ranks compute. *Native* "
+            f"and *Python* are as above. With more ranks than cores Open MPI has `mpi_yield_when_idle`.{without} `python "
+            "-m benchmarks.several_hosts.mpi` makes it anew.",
+        ]
+    )
 
 
 def gpu() -> str:
@@ -290,10 +312,16 @@ def gpu_tables(report: dict[str, Any]) -> str:
     which = "commit " + "".join(commits)
     if len(commits) > 1:
         which = "commits " + " and ".join(f"{commit} ({', '.join(names)})" for commit, names in commits.items())
-    return "\n".join([
-        "| part | trials | how they ended |", "|---|---|---|", *states, *measured, "",
-        f"`make gpu-check` of {which} on {about['says']}; driver {about['driver']}, NCCL {about['nccl']}.",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "| part | trials | how they ended |",
+            "|---|---|---|",
+            *states,
+            *measured,
+            "",
+            f"`make gpu-check` of {which} on {about['says']}; driver {about['driver']}, NCCL {about['nccl']}.",
+        ]
+    )
 
 
 def _beside_peer(finding: dict[str, Any]) -> str:
@@ -315,13 +343,20 @@ def calibration() -> str:
         found = [result["errors"][model]["all held out"] for result in data["results"]]
         cells = [f"{error['median']:.0%} ({error['worst']:.0%})" for error in found]
         rows.append(f"| {names.get(model, model)} | {' | '.join(cells)} |")
-    return "\n".join([
-        f"| model | {' | '.join(ranks)} |", "|---|---|---|", *rows, "",
-        f"Median (and worst) relative error of {sum(c['group'] != 'fit' for c in data['cases'])} held-out cases: sizes between "
-        f"those that were fitted, and algorithms that were not; on {about['cpu']}, {about['cores']} cores, beside other "
-        f"processes that kept {load['others_during']:.2f} cores busy. *Presets* are the figures of a typical host, without a "
-        "measurement.",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"| model | {' | '.join(ranks)} |",
+            "|---|---|---|",
+            *rows,
+            "",
+            f"Median (and worst) relative error of {sum(c['group'] != 'fit' for c in data['cases'])} held-out "
+            "cases: sizes between "
+            f"those that were fitted, and algorithms that were not; on {about['cpu']}, {about['cores']} cores, beside other "
+            f"processes that kept {load['others_during']:.2f} cores busy. *Presets* are the figures of a "
+            "typical host, without a "
+            "measurement.",
+        ]
+    )
 
 
 def network_calibration() -> str:
@@ -339,17 +374,25 @@ def network_calibration() -> str:
             f"{met['median error']} | {near[0]:.0%}: {met['within 10 % of the best']} | {near[1]:.0%} |"
         )
     load = f"{about['load_before'][0]:.1f} before, {about['load_after'][0]:.1f} after"
-    return "\n".join([
-        f"| hosts x processes, link | error of the presets | after `funccoll tune`: ≤ {goals['median error']:.0%} | "
-        f"picked within 10 % of the best: ≥ {goals['within 10 % of the best']:.0%} | in the presets' order |",
-        "|---|---|---|---|---|", *rows, "",
-        f"Median (and worst) relative error of predicted times, of {sum(c['group'] != 'fit' for c in data['cases'])} held-out "
-        "cases: sizes between those that were fitted, and algorithms that were not. *Picked*: of the sizes that the fit has "
-        "not seen, those where the algorithm that `select` picks takes at most 1.1 times the best measured one's time, with "
-        "FUNCCOLL_TUNED_BITS=1; without it the order of combination is the presets'. Open MPI, between hosts that are network "
-        f"namespaces, on {about['cpu']}, {about['cores']} cores (load {load}). `network_calibration.py` makes it "
-        "anew.",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"| hosts x processes, link | error of the presets | after `funccoll tune`: ≤ {goals['median error']:.0%} | "
+            f"picked within 10 % of the best: ≥ {goals['within 10 % of the best']:.0%} | in the presets' order |",
+            "|---|---|---|---|---|",
+            *rows,
+            "",
+            "Median (and worst) relative error of predicted times, of "
+            f"{sum(c['group'] != 'fit' for c in data['cases'])} held-out "
+            "cases: sizes between those that were fitted, and algorithms that were not. *Picked*: of the sizes "
+            "that the fit has "
+            "not seen, those where the algorithm that `select` picks takes at most 1.1 times the best measured "
+            "one's time, with "
+            "FUNCCOLL_TUNED_BITS=1; without it the order of combination is the presets'. Open MPI, between "
+            "hosts that are network "
+            f"namespaces, on {about['cpu']}, {about['cores']} cores (load {load}). `network_calibration.py` makes it "
+            "anew.",
+        ]
+    )
 
 
 def comm_hooks() -> str:
@@ -406,17 +449,22 @@ def training_tables(data: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {about['versions'][name]}" for name in ("numpy", "torch") if name in about["versions"])
     counted = f"{sum(data['turns'][kind] for kind in ('undisturbed', 'disturbed'))} turns counted, "
     counted += f"{data['turns']['disturbed']} of them while others computed"
-    return "\n".join([
-        "| layers x width, batch of a rank: parameters | funccoll | torch DDP | DDP, tuned | goal | compute | wait | "
-        "all_reduce | update |",
-        "|---|---|---|---|---|---|---|---|---|", *rows, "",
-        f"A training step of a multi-layer perceptron in float32 with plain SGD, on {data['ranks']} processes of one thread, "
-        f"{data['cores']} cores: medians of {data['rounds']} rounds in which all contenders take turns, on {about['cpu']} "
-        f"(load {load}; {counted}), Python {about['python']}, {versions}, Gloo. *Tuned* is gradient_as_bucket_view, "
-        "static_graph, and the fused SGD. The parts are ours, measured with a barrier before each all_reduce. More parts, "
-        "torch's too, and where buckets are best reduced are in `benchmarks/results/ddp.json`; `ddp.py` makes it "
-        "anew.",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "| layers x width, batch of a rank: parameters | funccoll | torch DDP | DDP, tuned | goal | compute | wait | "
+            "all_reduce | update |",
+            "|---|---|---|---|---|---|---|---|---|",
+            *rows,
+            "",
+            f"A training step of a multi-layer perceptron in float32 with plain SGD, on {data['ranks']} "
+            "processes of one thread, "
+            f"{data['cores']} cores: medians of {data['rounds']} rounds in which all contenders take turns, on {about['cpu']} "
+            f"(load {load}; {counted}), Python {about['python']}, {versions}, Gloo. *Tuned* is gradient_as_bucket_view, "
+            "static_graph, and the fused SGD. The parts are ours, measured with a barrier before each all_reduce. More parts, "
+            "torch's too, and where buckets are best reduced are in `benchmarks/results/ddp.json`; `ddp.py` makes it "
+            "anew.",
+        ]
+    )
 
 
 def torch_modules() -> str:
@@ -437,28 +485,41 @@ def torch_tables(data: dict[str, Any]) -> str:
         ratios = [
             "{median:.3g}× ({min:.2g} to {max:.2g})".format(**case[what]) + goals.get(what, "")
             for what in ("step", "communication")
-        ]  # fmt: skip
+        ]
         alone = _time(case["us"]["funccoll"]["no_sync"]["median"])
         rows.append(f"| {case['task']}: {size_text(case['parameter_bytes'])} | {' | '.join([alone, *times, *ratios])} |")
     load = f"{about['load_before'][0]:.1f} before, {about['load_after'][0]:.1f} after"
     counted = f"{sum(data['turns'][kind] for kind in ('undisturbed', 'disturbed'))} turns counted, "
     counted += f"{data['turns']['disturbed']} of them while others computed"
-    return "\n".join([
-        "| module: parameters | step without communication | funccoll: step, communication | torch over Gloo "
-        "| gradient_as_bucket_view | torch's step / ours | our communication / torch's |",
-        "|---|---|---|---|---|---|---|", *rows, "",
-        f"Training steps with torch's SGD in float32 on {data['ranks']} processes of one thread, {data['cores']} cores: "
-        f"medians of {data['rounds']} rounds in which the wrappers take turns in the same processes (lowest to highest), on "
-        f"{about['cpu']} (load {load}; {counted}), Python {about['python']}, torch {about['versions']['torch']}. "
-        "Communication is a step less one within `no_sync()`. Ratios are to the better of torch's two. "
-        "`benchmarks/training/torch_ddp.py` makes it anew.",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "| module: parameters | step without communication | funccoll: step, communication | torch over Gloo "
+            "| gradient_as_bucket_view | torch's step / ours | our communication / torch's |",
+            "|---|---|---|---|---|---|---|",
+            *rows,
+            "",
+            f"Training steps with torch's SGD in float32 on {data['ranks']} processes of one thread, {data['cores']} cores: "
+            f"medians of {data['rounds']} rounds in which the wrappers take turns in the same processes (lowest "
+            "to highest), on "
+            f"{about['cpu']} (load {load}; {counted}), Python {about['python']}, torch {about['versions']['torch']}. "
+            "Communication is a step less one within `no_sync()`. Ratios are to the better of torch's two. "
+            "`benchmarks/training/torch_ddp.py` makes it anew.",
+        ]
+    )
 
 
 TABLES = {
-    "speed": speed, "speed:language": language, "schedules": schedules, "speed:host": host, "speed:mpi": network,
-    "speed:training": training, "speed:torch": torch_modules, "speed:hooks": comm_hooks, "speed:calibration": calibration,
-    "speed:network": network_calibration, "gpu": gpu,
+    "speed": speed,
+    "speed:language": language,
+    "schedules": schedules,
+    "speed:host": host,
+    "speed:mpi": network,
+    "speed:training": training,
+    "speed:torch": torch_modules,
+    "speed:hooks": comm_hooks,
+    "speed:calibration": calibration,
+    "speed:network": network_calibration,
+    "gpu": gpu,
 }
 
 

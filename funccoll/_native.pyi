@@ -11,16 +11,31 @@ class PlanFastPath:
     is_fast: bool
     is_complete: bool
     def bind(
-        self, kernel: Callable[[], object], context: int, words: tuple[int, int, int], owner: int, busy: bytearray,
-        communicators: tuple[int, ...], kept: list[Any], others: Callable[[], tuple[Any, ...]], nargs: int, nresults: int, /,
+        self,
+        kernel: Callable[[], object],
+        context: int,
+        words: tuple[int, int, int],
+        owner: int,
+        busy: bytearray,
+        communicators: tuple[int, ...],
+        kept: list[Any],
+        others: Callable[[], tuple[Any, ...]],
+        nargs: int,
+        nresults: int,
+        /,
     ) -> None: ...
     def __call__(self, *arrays: Any) -> tuple[Any, ...]: ...
 
 class FastPath:
     def __new__(
-        cls, expected: tuple[Any, ...], array_type: type, run: Callable[..., Any],
-        out_layouts: tuple[Any, ...], unflatten: Callable[[list[Any]], Any] | None,
-        failed: Callable[[BaseException], object], /,
+        cls,
+        expected: tuple[Any, ...],
+        array_type: type,
+        run: Callable[..., Any],
+        out_layouts: tuple[Any, ...],
+        unflatten: Callable[[list[Any]], Any] | None,
+        failed: Callable[[BaseException], object],
+        /,
     ) -> FastPath: ...
     def __call__(self, leaves: Sequence[Any], /) -> Any: ...
 

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from . import draw, schedules
     from .job.launch import launch
 
+# fmt: off
 __all__ = [
     # meshes and arrays
     "make_mesh", "abstract_mesh", "Mesh", "P", "Sharding", "Array", "ArrayType", "bfloat16",
@@ -76,7 +77,8 @@ __all__ = [
     "comm_hooks", "debug", "draw", "linalg", "nn", "optim", "random", "schedules", "special", "tree", "errors",
     "FunccollError", "PlannedError", "PlannedNameError", "DTypePromotionWarning", "GlobalRandomWarning",
     "TracedRankWarning", "__version__",
-]  # fmt: skip
+]
+# fmt: on
 
 
 if not TYPE_CHECKING:

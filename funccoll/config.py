@@ -42,23 +42,27 @@ VARIABLES: dict[str, Variable] = {}
 # ---------------------------------------------------------------- of a job
 
 TIMEOUT = Variable(
-    "TIMEOUT", "600",
+    "TIMEOUT",
+    "600",
     "seconds that a collective waits for a rank which does not come; fc.init(timeout=) says it, too",
 )
 RENDEZVOUS_TIMEOUT = Variable("RENDEZVOUS_TIMEOUT", "60", "seconds that ranks wait for each other when they join")
 RUN_ID = Variable("RUN_ID", "", "a job's name, the same new text for all its processes; launchers make one")
 TRANSPORT = Variable("TRANSPORT", "", "mpi: the ranks of one host use messages, as those of several do")
 DIRECT_READS = Variable(
-    "DIRECT_READS", "1",
+    "DIRECT_READS",
+    "1",
     "0: no rank reads another one's memory (process_vm_readv); arguments are copied, for all ranks",
 )
 FORK_MIB = Variable("FORK_MIB", "1024", "mebibytes of Arrays that a forked child gets copies of")
 BLAS_THREADS = Variable(
-    "BLAS_THREADS", "1",
+    "BLAS_THREADS",
+    "1",
     "BLAS threads of each device, on meshes of several; it decides the bits of products, so all ranks have one",
 )
 LAUNCHER_AGENT = Variable(
-    "LAUNCHER_AGENT", "",
+    "LAUNCHER_AGENT",
+    "",
     "what `funccoll run --hosts` starts in the place of ssh, with a host and a command",
 )
 DEVICE = Variable("DEVICE", "cpu", "cpu or cuda: the devices of meshes that name none")
@@ -72,7 +76,8 @@ PROFILE = Variable("PROFILE", "", "a directory into which each process records i
 # ---------------------------------------------------------------- of debugging
 
 DEBUG = Variable(
-    "DEBUG", "",
+    "DEBUG",
+    "",
     "words with commas between them. detail: arguments are compared in every call; nans: the operation that makes the first "
     "NaN is named",
 )
@@ -80,7 +85,8 @@ CHECK = Variable("CHECK", "", "1: programs are type-checked after every pass of 
 TRACEBACK = Variable("TRACEBACK", "", "full: tracebacks keep the frames of funccoll and of what it calls")
 NATIVE = Variable("NATIVE", "1", "0: calls do without the C extension, one and a half to three times as slow")
 SHOW_COMPILING = Variable(
-    "SHOW_COMPILING", "",
+    "SHOW_COMPILING",
+    "",
     "1: a line on stderr when the first kernel of a machine is compiled; launchers set it for rank 0",
 )
 THEME = Variable("THEME", "light", "light or dark: the colours of drawings that name none")
@@ -94,6 +100,8 @@ TRACEBACKS = Variable("TRACEBACKS", "", "first: ranks fold tracebacks that follo
 JOINED = Variable("JOINED", "", "the process that is the rank: a program that it starts is not", own=True)
 TORCH_RANK = Variable("TORCH_RANK", "", "the rank of a process in torch.distributed, with its launcher", own=True)
 SET_TORCH = Variable(
-    "SET_TORCH", "",
-    "torch's variables that `funccoll run` has set, and that say nothing of their own", own=True,
+    "SET_TORCH",
+    "",
+    "torch's variables that `funccoll run` has set, and that say nothing of their own",
+    own=True,
 )

@@ -229,6 +229,7 @@ class _Breakpoint:
             )
         title = f"fc.debug.breakpoint: {_prefix(place) or 'one device: '}c goes on, q ends the program.{waiting}\n"
         with _prompt_files(here) as files:
+
             class Prompt(pdb.Pdb):
                 def get_stack(self, f: FrameType | None, t: TracebackType | None) -> tuple[list[tuple[FrameType, int]], int]:
                     stack = super().get_stack(f, t)[0]

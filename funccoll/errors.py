@@ -365,9 +365,10 @@ class PlannedNameError(PlannedError, AttributeError):
 
 
 _LIMITS = {
-    errno.EFBIG: "`ulimit -f` limits the size of files", errno.EMFILE: "`ulimit -n` limits the open files of a process",
+    errno.EFBIG: "`ulimit -f` limits the size of files",
+    errno.EMFILE: "`ulimit -n` limits the open files of a process",
     errno.EDQUOT: "a quota limits this user's files",
-}  # fmt: skip
+}
 
 
 def system_reason(error: OSError) -> str:

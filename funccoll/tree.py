@@ -81,10 +81,8 @@ def register(
         else:
             (flatten, unflatten), entry = _by_fields(cls), optree.GetAttrEntry
     try:
-        optree.register_pytree_node(
-            cls, flatten, unflatten, path_entry_type=entry,  # type: ignore[arg-type]
-            namespace=getattr(optree.registry, "__GLOBAL_NAMESPACE"),
-        )  # fmt: skip
+        add: Any = optree.register_pytree_node  # typed for classes that are collections
+        add(cls, flatten, unflatten, path_entry_type=entry, namespace=getattr(optree.registry, "__GLOBAL_NAMESPACE"))
     except ValueError as error:
         raise PytreeError(f"tree.register({cls.__name__}): {cls.__qualname__} is registered already.") from error
     return cls
@@ -138,14 +136,17 @@ def _require_hashes(cls: type, static: dict[str, Any]) -> None:
 
 
 if not TYPE_CHECKING:
-    __dir__, __getattr__ = directory(globals(), {
-        "tree_map": "fc.tree.map",
-        "tree_flatten": "fc.tree.flatten",
-        "tree_unflatten": "fc.tree.unflatten",
-        "tree_leaves": "fc.tree.leaves",
-        "tree_structure": "fc.tree.structure",
-        "tree_reduce": "fc.tree.reduce",
-        "register_pytree_node": "fc.tree.register(cls, flatten, unflatten)",
-        "register_pytree_node_class": "fc.tree.register, a decorator",
-        "register_dataclass": "fc.tree.register, or fc.tree.dataclass in place of the decorator",
-    })
+    __dir__, __getattr__ = directory(
+        globals(),
+        {
+            "tree_map": "fc.tree.map",
+            "tree_flatten": "fc.tree.flatten",
+            "tree_unflatten": "fc.tree.unflatten",
+            "tree_leaves": "fc.tree.leaves",
+            "tree_structure": "fc.tree.structure",
+            "tree_reduce": "fc.tree.reduce",
+            "register_pytree_node": "fc.tree.register(cls, flatten, unflatten)",
+            "register_pytree_node_class": "fc.tree.register, a decorator",
+            "register_dataclass": "fc.tree.register, or fc.tree.dataclass in place of the decorator",
+        },
+    )

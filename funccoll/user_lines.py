@@ -13,9 +13,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = [
-    "PACKAGE", "SCOPE", "SOURCE", "Source", "call_path", "current_source", "globals_at", "is_attributed", "is_users",
-    "scope_of", "traced_source", "user_source", "warn_at",
-]  # fmt: skip
+    "PACKAGE",
+    "SCOPE",
+    "SOURCE",
+    "Source",
+    "call_path",
+    "current_source",
+    "globals_at",
+    "is_attributed",
+    "is_users",
+    "scope_of",
+    "traced_source",
+    "user_source",
+    "warn_at",
+]
 
 PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 """The folder of this installation."""
@@ -150,6 +161,10 @@ def warn_at(line: Source | None, kind: type[Warning], text: str, namespace: dict
     """Warn of a line of the user's. Python keeps in `namespace`, the global names there, what it has shown."""
     found = (globals_at(line) if line else {}) if namespace is None else namespace
     warnings.warn_explicit(
-        text, kind, line.file if line else "<unknown>", line.line if line else 1, found.get("__name__"),
+        text,
+        kind,
+        line.file if line else "<unknown>",
+        line.line if line else 1,
+        found.get("__name__"),
         found.setdefault("__warningregistry__", {}),
-    )  # fmt: skip
+    )

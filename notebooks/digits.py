@@ -90,6 +90,7 @@ def loss_fn(params, images, labels):
 # `data_parallel` makes the loss the mean over "data", and reduces the gradients in buckets. Everything, optimiser
 # included, is one compiled program.
 
+
 # %%
 def update(params, velocity, gradients):
     """Gradient descent with momentum."""
@@ -136,6 +137,7 @@ def train(mesh, data, epochs=EPOCHS, progress=None):
 
 # %% [markdown]
 # ## The checks
+
 
 # %%
 def accuracy(mesh, params, data):

@@ -30,8 +30,10 @@ MEASURED = "measured"
 """Tag of cells whose outputs are another time different: what they print was measured, or tells which process it is."""
 
 ENVIRONMENT = {
-    "FUNCCOLL_MACHINE_PROFILE": "none", "FUNCCOLL_THEME": "light", "MPLBACKEND": "module://matplotlib_inline.backend_inline",
-}  # fmt: skip
+    "FUNCCOLL_MACHINE_PROFILE": "none",
+    "FUNCCOLL_THEME": "light",
+    "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+}
 """Of every kernel, whatever the user's is: costs are those of presets, and figures are light and shown."""
 
 # A folder of this machine, an object's address, and what a page would load; a host's name is as much as a path.
@@ -57,9 +59,14 @@ def execute(notebook: NotebookNode, *, timeout: float = 300) -> NotebookNode:
         # Sockets in the folder: no port of this machine is opened.
         manager = AsyncKernelManager(kernel_name="python3", transport="ipc", ip=os.path.join(folder, "kernel"))
         client = NotebookClient(
-            executed, km=manager, timeout=timeout, resources={"metadata": {"path": folder}}, record_timing=False,
-            coalesce_streams=True, store_widget_state=False,
-        )  # fmt: skip
+            executed,
+            km=manager,
+            timeout=timeout,
+            resources={"metadata": {"path": folder}},
+            record_timing=False,
+            coalesce_streams=True,
+            store_widget_state=False,
+        )
         client.execute(cleanup_kc=True, env={**os.environ, **ENVIRONMENT})
     return tidied(executed)
 

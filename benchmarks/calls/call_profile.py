@@ -126,12 +126,18 @@ def explained(turns: list[dict[str, float]]) -> dict[str, Any]:
         weights, *_ = np.linalg.lstsq(matrix, calls, rcond=None)
         variance = float(np.var(calls))
         of_it = sum(w * (found["slow"][name] - found["fast"][name]) for w, name in zip(weights, causes, strict=False))
-        models.append({
-            "causes": causes[:number], "weights": weights.tolist(), "of the difference": float(of_it),
-            "share of the variance": 1 - float(np.var(calls - matrix @ weights)) / variance if variance else None,
-        })  # fmt: skip
+        models.append(
+            {
+                "causes": causes[:number],
+                "weights": weights.tolist(),
+                "of the difference": float(of_it),
+                "share of the variance": 1 - float(np.var(calls - matrix @ weights)) / variance if variance else None,
+            }
+        )
     return {
-        "slow - fast": difference, "models": models, "unexplained": difference - models[-1]["of the difference"],
+        "slow - fast": difference,
+        "models": models,
+        "unexplained": difference - models[-1]["of the difference"],
         "correlation of the call with": {
             name: correlate(calls, column) for name, column in columns.items() if name not in (*LAYERS, *OWN)
         },
@@ -141,11 +147,22 @@ def explained(turns: list[dict[str, float]]) -> dict[str, Any]:
 def show(name: str, found: dict[str, Any]) -> None:
     """Print one contender's table."""
     plan = found["plan"]
-    print(f"\n{name}: {found['implementation']}, {plan['entries']} entry, {plan['published lines']} lines published, "
-          f"{plan['waits']} waits, {plan['instructions']} instructions of the plan")  # fmt: skip
+    print(
+        f"\n{name}: {found['implementation']}, {plan['entries']} entry, {plan['published lines']} lines published, "
+        f"{plan['waits']} waits, {plan['instructions']} instructions of the plan"
+    )
     print(f"{'':<42}{'fast':>10}{'slow':>10}{'slow/fast':>11}{'all':>10}")
-    units = {"reference": "ns", "switches": "/call", "minor": "/call", "system": "/call", "sched_yield": "/call",
-             "context": "/call", "migrations": "/call", "instructions": "/call", "cache": "/call"}  # fmt: skip
+    units = {
+        "reference": "ns",
+        "switches": "/call",
+        "minor": "/call",
+        "system": "/call",
+        "sched_yield": "/call",
+        "context": "/call",
+        "migrations": "/call",
+        "instructions": "/call",
+        "cache": "/call",
+    }
     for figure in found["states"]["all"]:
         unit = next((unit for start, unit in units.items() if figure.startswith(start)), "µs")
         scale = 1000 if unit == "ns" else 1
@@ -199,8 +216,17 @@ def main(words: list[str] | None = None) -> None:
         found["turns"] = {figure: [turn[figure] for turn in turns[name]] for figure in figures if figure in turns[name][0]}
     for event, reason in contenders["now"]["unsupported"].items():
         print(f"{event} are not counted here: {reason}")
-    record(options.out, about, ranks=RANKS, kind=KIND, nbytes=NBYTES, turns=options.turns, calls=options.calls,
-           seconds=round(time.monotonic() - begin), contenders=rounded(contenders))  # fmt: skip
+    record(
+        options.out,
+        about,
+        ranks=RANKS,
+        kind=KIND,
+        nbytes=NBYTES,
+        turns=options.turns,
+        calls=options.calls,
+        seconds=round(time.monotonic() - begin),
+        contenders=rounded(contenders),
+    )
     print(f"written: {options.out}, after {time.monotonic() - begin:.0f} s")
 
 

@@ -89,9 +89,11 @@ class Player:
         quick = getattr(compiled, "execute_ready", None) or compiled.caller([x])  # of checkouts before callers, and since
         leaves, block = [x], x.local
         self.layers = {
-            "step(x)": lambda: step(x), "without finding the program": lambda: quick(leaves),
-            "without Arrays: the group": lambda: group(block), "an empty call": lambda: None,
-        }  # fmt: skip
+            "step(x)": lambda: step(x),
+            "without finding the program": lambda: quick(leaves),
+            "without Arrays: the group": lambda: group(block),
+            "an empty call": lambda: None,
+        }
         self.native = lambda times: group.repeat(times, block)
         for call in self.layers.values():
             call()
@@ -104,7 +106,9 @@ class Player:
             },
             "implementation": type(group).__module__ + "." + type(group).__qualname__,
             "fast_paths": f"{type(quick).__module__}.{type(quick).__qualname__}",
-            "plan": plan_facts([group]), "code": group.plan.text().splitlines(), "thread": threading.get_native_id(),
+            "plan": plan_facts([group]),
+            "code": group.plan.text().splitlines(),
+            "thread": threading.get_native_id(),
             "unsupported": perf_counters.unsupported(),
         }
 

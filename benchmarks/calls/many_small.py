@@ -90,8 +90,15 @@ def main(words: list[str] | None = None) -> None:
         for case in CASES:
             rows.append(row(case, jobs, options.rounds, options.turn))
             show(rows[-1])
-    record(options.out, about, ranks=RANKS, rounds=options.rounds, missing={k: v for k, v in missing.items() if k == "mpi"},
-           seconds=round(time.monotonic() - begin), cases=rounded(rows))  # fmt: skip
+    record(
+        options.out,
+        about,
+        ranks=RANKS,
+        rounds=options.rounds,
+        missing={k: v for k, v in missing.items() if k == "mpi"},
+        seconds=round(time.monotonic() - begin),
+        cases=rounded(rows),
+    )
     print(f"written: {options.out}, after {time.monotonic() - begin:.0f} s")
 
 

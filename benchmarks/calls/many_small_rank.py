@@ -15,9 +15,13 @@ SIZES = (1, 1, 16, 64)
 """Elements of the arrays, in turn: two scalars (metrics), two small arrays (norms, counts)."""
 SAME = (("sum", np.dtype(np.float32)),)
 MIXED = (
-    ("mean", np.dtype(np.float32)), ("max", np.dtype(np.float32)), ("sum", np.dtype(np.float32)),
-    ("mean", np.dtype(np.float64)), ("max", np.dtype(np.float64)), ("sum", np.dtype(np.int32)),
-)  # fmt: skip
+    ("mean", np.dtype(np.float32)),
+    ("max", np.dtype(np.float32)),
+    ("sum", np.dtype(np.float32)),
+    ("mean", np.dtype(np.float64)),
+    ("max", np.dtype(np.float64)),
+    ("sum", np.dtype(np.int32)),
+)
 """Operations and dtypes of the arrays, in turn: of losses, norms and counts."""
 
 
@@ -51,8 +55,11 @@ class Ours:
 
         self.base = Contender()
         self.rank, self.ranks, self.barrier, self.versions = (
-            self.base.rank, self.base.ranks, self.base.barrier, self.base.versions,
-        )  # fmt: skip
+            self.base.rank,
+            self.base.ranks,
+            self.base.barrier,
+            self.base.versions,
+        )
 
     def prepare(self, case: Many) -> tuple[dict[str, Loop], dict[str, Any]]:
         """(Ways to execute a case, facts of its plan)."""
@@ -81,8 +88,11 @@ class Mpi:
 
         self.base = Contender()
         self.rank, self.ranks, self.barrier, self.versions = (
-            self.base.rank, self.base.ranks, self.base.barrier, self.base.versions,
-        )  # fmt: skip
+            self.base.rank,
+            self.base.ranks,
+            self.base.barrier,
+            self.base.versions,
+        )
 
     def prepare(self, case: Many) -> tuple[dict[str, Loop], dict[str, Any]]:
         """(Ways to execute a case, no facts). A mean is a sum and a division, as with MPI."""

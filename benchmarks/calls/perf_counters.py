@@ -17,10 +17,14 @@ _NUMBERS = {"x86_64": 298, "aarch64": 241}
 _SIZE = 64  # of the first version of perf_event_attr
 _HARDWARE, _SOFTWARE, _TRACEPOINT = 0, 1, 2
 EVENTS: Mapping[str, tuple[int, int | str]] = {
-    "instructions": (_HARDWARE, 1), "cache misses": (_HARDWARE, 3), "context switches": (_SOFTWARE, 3),
-    "migrations": (_SOFTWARE, 4), "minor faults": (_SOFTWARE, 5), "system calls": (_TRACEPOINT, "raw_syscalls/sys_enter"),
+    "instructions": (_HARDWARE, 1),
+    "cache misses": (_HARDWARE, 3),
+    "context switches": (_SOFTWARE, 3),
+    "migrations": (_SOFTWARE, 4),
+    "minor faults": (_SOFTWARE, 5),
+    "system calls": (_TRACEPOINT, "raw_syscalls/sys_enter"),
     "sched_yield": (_TRACEPOINT, "syscalls/sys_enter_sched_yield"),
-}  # fmt: skip
+}
 
 
 def _opened(event: str) -> int:

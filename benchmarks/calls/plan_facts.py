@@ -24,12 +24,15 @@ def plan_facts(groups: Sequence[Any]) -> dict[str, Any]:
     instructions = [i for plan in plans for i in plan]
     published = [nbytes for plan in plans for nbytes in _published(plan)]
     return {
-        "native calls": len(groups), "entries": len(published),
+        "native calls": len(groups),
+        "entries": len(published),
         "waits": sum(i.opcode == Opcode.WAIT for i in instructions),
-        "instructions": len(instructions), "code bytes": 8 * sum(len(group.plan.code) for group in groups),
-        "published bytes": sum(published), "published lines": sum(-(-nbytes // LINE) for nbytes in published),
+        "instructions": len(instructions),
+        "code bytes": 8 * sum(len(group.plan.code) for group in groups),
+        "published bytes": sum(published),
+        "published lines": sum(-(-nbytes // LINE) for nbytes in published),
         "by opcode": dict(collections.Counter(i.opcode.name for i in instructions)),
-    }  # fmt: skip
+    }
 
 
 def _usual(code: Sequence[int]) -> Iterator[Instruction]:

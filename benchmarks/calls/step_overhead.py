@@ -46,8 +46,9 @@ class Bench:
         self.contenders = list(launchers)
         self.jobs = {
             (name, how): stack.enter_context(Job(f"{name}, {how}", RANKS, launcher, [how], rank=RANK))
-            for name, launcher in launchers.items() for how in ("together", "alone")
-        }  # fmt: skip
+            for name, launcher in launchers.items()
+            for how in ("together", "alone")
+        }
 
     def row(self, task: str) -> dict[str, Any]:
         """The figures of a task."""

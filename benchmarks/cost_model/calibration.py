@@ -82,8 +82,9 @@ def judge(
             schedule = build(case.kind, ranks, case.algorithm)
             predicted = {name: schedule.cost(topology, case.nbytes).seconds for name, topology in topologies.items()}
             low, high = spread[case]
-            rows.append({"group": group, **case._asdict(), "measured": measured[case], "low": low, "high": high,
-                         "predicted": predicted})  # fmt: skip
+            rows.append(
+                {"group": group, **case._asdict(), "measured": measured[case], "low": low, "high": high, "predicted": predicted}
+            )
     table = {
         name: {g: errors([(r["predicted"][name], r["measured"]) for r in rows if r["group"] == g]) for g in groups}
         | {"all held out": errors([(r["predicted"][name], r["measured"]) for r in rows if r["group"] != "fit"])}
@@ -112,9 +113,17 @@ def show(result: dict[str, Any]) -> None:
     print(f"\n{result['ranks']} ranks: median and worst relative error\n{text_table(head, rows, head[1:])}\n")
     model = list(MODELS)[-1]
     rows = [
-        (r["group"], r["kind"], r["algorithm"], size_text(r["nbytes"]), seconds_text(r["measured"]),
-         seconds_text(r["predicted"][model]), f"{r['predicted'][model] / r['measured']:.2f}") for r in result["cases"]
-    ]  # fmt: skip
+        (
+            r["group"],
+            r["kind"],
+            r["algorithm"],
+            size_text(r["nbytes"]),
+            seconds_text(r["measured"]),
+            seconds_text(r["predicted"][model]),
+            f"{r['predicted'][model] / r['measured']:.2f}",
+        )
+        for r in result["cases"]
+    ]
     head = ("group", "collective", "algorithm", "size", "measured", "predicted", "ratio")
     print(text_table(head, rows, head[3:]), flush=True)
 
@@ -136,15 +145,23 @@ def main(words: Sequence[str] | None = None) -> None:
     times, load = measure(every, turns, seconds, lambda ranks: None, anyway=True)
     results = []
     for ranks, some in groups.items():
-        spread = {Case(m.kind, m.algorithm, n): (low, high) for m in times if m.ranks == ranks
-                  for n, low, high in zip(m.nbytes, m.low, m.high, strict=True)}  # fmt: skip
+        spread = {
+            Case(m.kind, m.algorithm, n): (low, high)
+            for m in times
+            if m.ranks == ranks
+            for n, low, high in zip(m.nbytes, m.low, m.high, strict=True)
+        }
         results.append(judge(ranks, some, samples_of(times, ranks), spread))
         show(results[-1])
     about["load_after"] = os.getloadavg()
     whole = {
-        "machine": about, "load": load, "turns": turns, "turn_seconds": seconds, "seconds": round(time.monotonic() - begin),
+        "machine": about,
+        "load": load,
+        "turns": turns,
+        "turn_seconds": seconds,
+        "seconds": round(time.monotonic() - begin),
         "results": [{k: v for k, v in r.items() if k != "cases"} for r in results],
-    }  # fmt: skip
+    }
     text = json.dumps(rounded(whole), indent=1)
     lines = ",\n".join(f"  {json.dumps(rounded({'ranks': r['ranks'], **c}))}" for r in results for c in r["cases"])
     path = options.out or RESULTS

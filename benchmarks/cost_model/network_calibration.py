@@ -128,9 +128,11 @@ def judge(hosts: tuple[int, ...], fitted: Sequence[Case], times: list[MeasuredTi
         for model in ("tuned", "presets")
     }
     return {
-        "parameters": [asdict(p) for p in (*profile.parameters, *profile.network)], "errors": table,
-        "choices": {bits: choices(tuned, found, set(fitted), bits) for bits in ("0", "1")}, "cases": rows,
-    }  # fmt: skip
+        "parameters": [asdict(p) for p in (*profile.parameters, *profile.network)],
+        "errors": table,
+        "choices": {bits: choices(tuned, found, set(fitted), bits) for bits in ("0", "1")},
+        "cases": rows,
+    }
 
 
 def choices(topology: Topology, found: dict[Case, float], fitted: set[Case], bits: str) -> dict[str, Any]:
@@ -174,14 +176,17 @@ def main(words: Sequence[str] | None = None) -> None:
             for link in options.links:
                 result = judge(*measured(vendor, layout, link, options.quick))
                 error, near = result["errors"]["tuned"]["all held out"], {b: c["near"] for b, c in result["choices"].items()}
-                met = {"median error": error["median"] <= GOALS["median error"],
-                       "within 10 % of the best": near["1"] >= GOALS["within 10 % of the best"]}  # fmt: skip
+                met = {
+                    "median error": error["median"] <= GOALS["median error"],
+                    "within 10 % of the best": near["1"] >= GOALS["within 10 % of the best"],
+                }
                 results.append({"vendor": vendor, "layout": layout, "link": link, "met": met, **result})
                 print(
                     f"{vendor}, {layout}, {link}: median error {error['median']:.0%} (worst {error['worst']:.0%}), presets' "
                     f"{result['errors']['presets']['all held out']['median']:.0%}; picked within 10 % of the best: "
-                    f"{near['0']:.0%}, with other bits {near['1']:.0%}", flush=True,
-                )  # fmt: skip
+                    f"{near['0']:.0%}, with other bits {near['1']:.0%}",
+                    flush=True,
+                )
     about["load_after"] = os.getloadavg()
     whole = {"machine": about, "seconds": round(time.monotonic() - begin), "goals": GOALS, "results": results}
     path = options.out or RESULTS

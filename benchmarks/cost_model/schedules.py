@@ -31,8 +31,14 @@ CASES: list[tuple[str, int, str, tuple[str, ...], int, dict[str, Any]]] = [
     ("all_reduce", 64, "two_shot", STAGES, 11, {}),
     ("all_reduce", 128, "ring", STAGES, 7, {}),
     ("all_reduce", 256, "ring", STAGES, 5, {"seconds": 5.0, "of": STAGES, "text": "all together ≤ 5 s"}),
-    ("all_reduce", 1024, "ring", ("build", "prove", "lower", "simulate"), 5,
-     {"seconds": 5.0, "of": ("build", "lower", "simulate"), "text": "build, lower and simulate ≤ 5 s"}),
+    (
+        "all_reduce",
+        1024,
+        "ring",
+        ("build", "prove", "lower", "simulate"),
+        5,
+        {"seconds": 5.0, "of": ("build", "lower", "simulate"), "text": "build, lower and simulate ≤ 5 s"},
+    ),
     ("all_reduce", 4096, "ring", ("build", "prove", "lower", "simulate"), 1, {"gib": 8.0, "text": "within 8 GiB"}),
     ("all_reduce", 16384, "recursive_doubling", STAGES, 5, {"text": "p = 16,384"}),
     ("all_reduce", 1024, "rabenseifner", STAGES, 5, {}),
@@ -40,7 +46,7 @@ CASES: list[tuple[str, int, str, tuple[str, ...], int, dict[str, Any]]] = [
     ("all_reduce", 1024, "hierarchical", ("build", "prove", "lower", "simulate"), 3, {}),
     ("all_to_all", 256, "bruck", STAGES, 3, {}),
     ("broadcast", 1024, "double_binary_tree", STAGES, 5, {}),
-]  # fmt: skip
+]
 
 
 def child(kind: str, p: int, algorithm: str, stages: list[str], rounds: int) -> dict[str, Any]:
@@ -71,8 +77,12 @@ def child(kind: str, p: int, algorithm: str, stages: list[str], rounds: int) -> 
                 facts["simulated_seconds"] = schedule.simulate(topology, NBYTES).seconds
             seconds[stage].append(time.perf_counter() - start)
         facts["instructions"] = len(schedule.streams())
-    return {"seconds": seconds, "load_seconds": load, **facts,
-            "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}  # fmt: skip
+    return {
+        "seconds": seconds,
+        "load_seconds": load,
+        **facts,
+        "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    }
 
 
 def run(*arguments: Any, cache: str | None = None) -> Any:
@@ -99,8 +109,16 @@ def row(kind: str, p: int, algorithm: str, stages: tuple[str, ...], rounds: int,
     print(f"{kind:<11} {algorithm:<19} p={p:<6} {times}  {found['peak_gib']:5.2f} GiB  {verdict}", flush=True)
     spread = {stage: extremes(times) for stage, times in found["seconds"].items()}
     facts = {k: found.get(k) for k in ("instructions", "waits", "simulated_seconds", "peak_gib", "load_seconds")}
-    return {"kind": kind, "nranks": p, "algorithm": algorithm, "rounds": rounds, "seconds": spread, **facts,
-            "goal": goal.get("text", ""), "met": met}  # fmt: skip
+    return {
+        "kind": kind,
+        "nranks": p,
+        "algorithm": algorithm,
+        "rounds": rounds,
+        "seconds": spread,
+        **facts,
+        "goal": goal.get("text", ""),
+        "met": met,
+    }
 
 
 def compile_seconds() -> dict[str, float]:

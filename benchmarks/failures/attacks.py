@@ -23,8 +23,13 @@ from tests.support.ranks.failure_jobs import PATIENCE, Job, Server
 __all__ = ["attack_jobs", "clash_jobs"]
 
 RANKS = (2, 2, 3, 3, 4, 4, 8)
-SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "terminate": signal.SIGTERM, "interrupt": signal.SIGINT,
-           "raise in a handler": signal.SIGUSR1}  # fmt: skip
+SIGNALS = {
+    "kill": signal.SIGKILL,
+    "stop": signal.SIGSTOP,
+    "terminate": signal.SIGTERM,
+    "interrupt": signal.SIGINT,
+    "raise in a handler": signal.SIGUSR1,
+}
 TIMEOUT = 3.0  # seconds of a collective, after which a stopped rank is late
 CODES = {"kill": {-9}, "stop": {-9}, "terminate": {-15}, "interrupt": {0, 1, -2}, "raise in a handler": {0, 1}}
 

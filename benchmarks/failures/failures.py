@@ -102,8 +102,17 @@ def main() -> None:
                 once(server, Path(folder), kind, n, 0)  # loads what it needs
                 seconds = [s for number in range(ROUNDS) for s in once(server, Path(folder), kind, n, number)]
                 found = extremes(seconds)
-                rows.append({"kind": kind, "ranks": n, "events": ROUNDS, "told": len(seconds), "seconds": found,
-                             "goal": f"≤ {GOAL:g} s", "met": found["max"] <= GOAL})  # fmt: skip
+                rows.append(
+                    {
+                        "kind": kind,
+                        "ranks": n,
+                        "events": ROUNDS,
+                        "told": len(seconds),
+                        "seconds": found,
+                        "goal": f"≤ {GOAL:g} s",
+                        "met": found["max"] <= GOAL,
+                    }
+                )
                 print(f"{kind:<28} {n} ranks  median {found['median']:6.3f} s  max {found['max']:6.3f} s", flush=True)
     attacks = json.loads(RESULTS.read_text()).get("attacks", []) if RESULTS.exists() else []
     record(RESULTS, about, timeout_seconds=TIMEOUT, cases=rows, attacks=attacks)

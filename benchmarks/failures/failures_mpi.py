@@ -69,12 +69,21 @@ def once(vendor: str, deed: str, seed: int) -> dict[str, Any]:
             job.wait()
     wait = TIMEOUT if deed == "stop" else 0.0  # until then a stopped process may go on
     return {
-        "culprit": culprit, "step": step, "first": axes[0], "ended by the launcher": lost,
+        "culprit": culprit,
+        "step": step,
+        "first": axes[0],
+        "ended by the launcher": lost,
         "told": [
-            {"rank": rank, "seconds": round(found["at"] - began - wait, 4), "kind": found["kind"], "names": found["rank"],
-             "right": is_right(deed, rank, culprit, told)} for rank, found in told.items()
+            {
+                "rank": rank,
+                "seconds": round(found["at"] - began - wait, 4),
+                "kind": found["kind"],
+                "names": found["rank"],
+                "right": is_right(deed, rank, culprit, told),
+            }
+            for rank, found in told.items()
         ],
-    }  # fmt: skip
+    }
 
 
 def is_right(deed: str, rank: int, culprit: int, told: dict[int, dict[str, Any]]) -> bool:
@@ -117,14 +126,24 @@ def measured(vendor: str, deed: str, runs: int) -> dict[str, Any]:
     right, lost = sum(each["right"] for each in told), sum(len(run["ended by the launcher"]) for run in found)
     print(
         f"{vendor:<8} {deed:<10} median {seconds['median']:6.3f} s  max {seconds['max']:6.3f} s  "
-        f"right rank {right} of {len(told)}, ended by the launcher {lost}", flush=True,
-    )  # fmt: skip
+        f"right rank {right} of {len(told)}, ended by the launcher {lost}",
+        flush=True,
+    )
     return {
-        "vendor": mpi_vendors.mpirun(vendor).vendor, "version": mpi_vendors.mpirun(vendor).version, "failure": deed,
-        "hosts": len(COUNTS), "ranks": sum(COUNTS), "runs": runs, "told": len(told), "named right": right,
-        "ended by the launcher": lost, "seconds": seconds, "goal": f"≤ {goal:g} s", "met": seconds["max"] <= goal,
+        "vendor": mpi_vendors.mpirun(vendor).vendor,
+        "version": mpi_vendors.mpirun(vendor).version,
+        "failure": deed,
+        "hosts": len(COUNTS),
+        "ranks": sum(COUNTS),
+        "runs": runs,
+        "told": len(told),
+        "named right": right,
+        "ended by the launcher": lost,
+        "seconds": seconds,
+        "goal": f"≤ {goal:g} s",
+        "met": seconds["max"] <= goal,
         "single runs": found,
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

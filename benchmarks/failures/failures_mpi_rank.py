@@ -38,9 +38,7 @@ def main() -> None:
         return fc.all_gather(x, second), fc.all_reduce(fc.pvary(x, first), ("hosts", "ranks"), op=op)
 
     every = P(("hosts", "ranks"))
-    usual, other = (
-        fc.jit(lambda x, op=op: step(x, op), mesh=mesh, in_specs=every, out_specs=P()) for op in ("sum", "max")
-    )
+    usual, other = (fc.jit(lambda x, op=op: step(x, op), mesh=mesh, in_specs=every, out_specs=P()) for op in ("sum", "max"))
     x = np.ones((n, 1000), np.float32)
     usual(x), other(x)
     tell(folder, "ready")

@@ -65,9 +65,12 @@ more ranks than cores, Open MPI without yielding takes milliseconds for everythi
 PLAIN = "ours, no extension"
 OURS = ("ours", PLAIN, "before")
 TABLES = {
-    "native": ("ours", "native", "native"), "python": ("ours", "python", "python"), "numpy": ("ours", "numpy", "python"),
-    "python, no extension": (PLAIN, "python", "python"), "numpy, no extension": (PLAIN, "numpy", "python"),
-}  # fmt: skip
+    "native": ("ours", "native", "native"),
+    "python": ("ours", "python", "python"),
+    "numpy": ("ours", "numpy", "python"),
+    "python, no extension": (PLAIN, "python", "python"),
+    "numpy, no extension": (PLAIN, "numpy", "python"),
+}
 """Our job, and its way and the peers' way to execute a case, in each table."""
 QUICK_SIZES = (4, 1 << 10, 64 << 10, 1 << 20, 16 << 20)
 
@@ -248,10 +251,18 @@ def main(words: list[str] | None = None) -> None:
     start = rounded(start)
     about["load_after"] = os.getloadavg()
     results = {
-        "machine": about, "rounds": options.rounds, "turn_seconds": TURN_SECONDS, "quick": options.quick, "missing": missing,
-        "seconds": round(time.monotonic() - begin), "goals": rounded(goals(rows, start)), "means": rounded(means(rows)),
-        "contenders": contenders, "start": start, "cases": rows,
-    }  # fmt: skip
+        "machine": about,
+        "rounds": options.rounds,
+        "turn_seconds": TURN_SECONDS,
+        "quick": options.quick,
+        "missing": missing,
+        "seconds": round(time.monotonic() - begin),
+        "goals": rounded(goals(rows, start)),
+        "means": rounded(means(rows)),
+        "contenders": contenders,
+        "start": start,
+        "cases": rows,
+    }
     path = options.out or RESULTS
     write(path, results)
     for g in results["goals"]:

@@ -49,11 +49,20 @@ class _Goals:
         """Add a goal, which the worst value decides; `least`: values must be `wanted` or more."""
         worst, where = (min if least else max)(values, default=(None, "not measured"))
         met = None if worst is None else worst >= wanted if least else worst <= wanted
-        self.goals.append({
-            "goal": name, "ranks": ranks, "asked": asked, "wanted": f"{'≥' if least else '≤'} {wanted:g} {unit}".strip(),
-            "reached": worst, "unit": unit, "at": where, "cases": len(values), "met": met,
-            "missed": sum(not (value >= wanted if least else value <= wanted) for value, _ in values),
-        })  # fmt: skip
+        self.goals.append(
+            {
+                "goal": name,
+                "ranks": ranks,
+                "asked": asked,
+                "wanted": f"{'≥' if least else '≤'} {wanted:g} {unit}".strip(),
+                "reached": worst,
+                "unit": unit,
+                "at": where,
+                "cases": len(values),
+                "met": met,
+                "missed": sum(not (value >= wanted if least else value <= wanted) for value, _ in values),
+            }
+        )
 
 
 def _where(row: Row) -> str:

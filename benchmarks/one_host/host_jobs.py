@@ -33,9 +33,14 @@ class Job:
     """The ranks of one contender. A context manager: afterwards they have ended."""
 
     def __init__(
-        self, name: str, ranks: int, launcher: Sequence[str] | Start, words: Sequence[str] = (), python: str = sys.executable,
+        self,
+        name: str,
+        ranks: int,
+        launcher: Sequence[str] | Start,
+        words: Sequence[str] = (),
+        python: str = sys.executable,
         rank: Sequence[str] = tuple(rank_words(RANK)),
-    ):  # fmt: skip
+    ):
         self.name, self.ranks = name, ranks
         self.connections: list[Connection] = []
         with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as door:

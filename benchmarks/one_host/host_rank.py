@@ -23,8 +23,11 @@ from benchmarks.one_host.host_cases import Case, inputs, outputs
 from benchmarks.one_host.host_contender import Contender, Loop, Run, Turn
 
 CONTENDERS = {
-    "ours": ("host_ours", "Ours"), "mpi": ("peers", "Mpi"), "gloo": ("peers", "Gloo"), "limit": ("host_limit", "Limit"),
-}  # fmt: skip
+    "ours": ("host_ours", "Ours"),
+    "mpi": ("peers", "Mpi"),
+    "gloo": ("peers", "Gloo"),
+    "limit": ("host_limit", "Limit"),
+}
 """Module and class of each contender; a rank imports only its own."""
 FEW, MOST = 200, 1000
 """Calls of a turn up to which each is timed, for a clock costs them nothing then; and the most that are timed on their own."""

@@ -93,9 +93,11 @@ class Mpi:
 
             return once, Loop(broadcasts)
         function = {
-            "all_reduce": world.Allreduce, "all_gather": world.Allgather, "reduce_scatter": world.Reduce_scatter_block,
+            "all_reduce": world.Allreduce,
+            "all_gather": world.Allgather,
+            "reduce_scatter": world.Reduce_scatter_block,
             "all_to_all": world.Alltoall,
-        }[kind]  # fmt: skip
+        }[kind]
 
         def loop(calls: Iterable[Any]) -> Sequence[np.ndarray]:
             for _ in calls:

@@ -27,8 +27,18 @@ from benchmarks.measure import OtherProcesses, extremes, machine, record
 RESULTS = Path(__file__).parents[1] / "results" / "blame.json"
 RANKS, DELAY, GOAL = 4, 0.2, 0.95
 WAYS = ("asleep before a call", "computing before a call", "asleep in the middle of a call")
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "broadcast", "reduce", "gather", "scatter",
-         "barrier")  # fmt: skip
+KINDS = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "permute",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "barrier",
+)
 BATCH = 10
 """Runs in one job: starting processes takes longer than a run."""
 
@@ -148,12 +158,18 @@ def measure(runs: list[tuple[int, str, int | None]], keep: str | None) -> list[d
             if told["named"] != rank and keep:
                 shutil.copytree(f"{directory}/{seed}", f"{keep}/{seed}")
             totals = np.array(told["caused"]).sum(axis=0)
-            found.append({
-                "seed": seed, "way": way if rank is not None else "", "late": rank, "named": told["named"],
-                "caused_ms": [round(1e3 * t, 1) for t in totals.tolist()], "machine_ms": round(1e3 * told["machine"], 1),
-                "seconds": round(told["seconds"], 3),
-                "causes": told["causes"][:3],
-            })  # fmt: skip
+            found.append(
+                {
+                    "seed": seed,
+                    "way": way if rank is not None else "",
+                    "late": rank,
+                    "named": told["named"],
+                    "caused_ms": [round(1e3 * t, 1) for t in totals.tolist()],
+                    "machine_ms": round(1e3 * told["machine"], 1),
+                    "seconds": round(told["seconds"], 3),
+                    "causes": told["causes"][:3],
+                }
+            )
         seconds, rate = time.monotonic() - begin, others.rate(spent_by_us)
         print(f"{len(runs)} runs in {seconds:.1f} s; other processes took {rate:.2f} cores", file=sys.stderr)
     return found
@@ -177,11 +193,15 @@ def main() -> None:
     seconds = time.monotonic() - begin
     delayed = [o for o in found if o["late"] is not None]
     plain = [o for o in found if o["late"] is None]
-    right = {"named the late rank": sum(o["named"] == o["late"] for o in delayed),
-             "named none without a delay": sum(o["named"] is None for o in plain)}  # fmt: skip
+    right = {
+        "named the late rank": sum(o["named"] == o["late"] for o in delayed),
+        "named none without a delay": sum(o["named"] is None for o in plain),
+    }
     wrong = [o for o in found if o["named"] != o["late"]]
-    ways = {way: [sum(o["named"] == o["late"] for o in delayed if o["way"] == way), sum(o["way"] == way for o in delayed)]
-            for way in WAYS}  # fmt: skip
+    ways = {
+        way: [sum(o["named"] == o["late"] for o in delayed if o["way"] == way), sum(o["way"] == way for o in delayed)]
+        for way in WAYS
+    }
     goal = min(right.values()) >= GOAL * options.runs
     for outcome in wrong:
         print(json.dumps(outcome))
@@ -189,12 +209,22 @@ def main() -> None:
     if options.dry:
         return
     record(
-        RESULTS, about, ranks=RANKS, delay_s=DELAY, runs=options.runs, right=right, ways=ways, goal=GOAL, met=goal,
-        seconds=round(seconds, 1), machine_ms=extremes([o["machine_ms"] for o in found]),
-        profile_seconds=extremes([o["seconds"] for o in found]), wrong=wrong,
+        RESULTS,
+        about,
+        ranks=RANKS,
+        delay_s=DELAY,
+        runs=options.runs,
+        right=right,
+        ways=ways,
+        goal=GOAL,
+        met=goal,
+        seconds=round(seconds, 1),
+        machine_ms=extremes([o["machine_ms"] for o in found]),
+        profile_seconds=extremes([o["seconds"] for o in found]),
+        wrong=wrong,
         most_caused_without_delay_ms=extremes([max(o["caused_ms"]) for o in plain]),
         named_as=dict(Counter(str(o["named"]) for o in plain)),
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

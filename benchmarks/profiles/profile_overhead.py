@@ -84,8 +84,18 @@ def main() -> None:
     inside = [r[OFF]["q1"] <= 1 <= r[OFF]["q3"] or r[AGAIN]["q1"] <= r[OFF]["ratio"] <= r[AGAIN]["q3"] for r in rows]
     print(f"geometric means: {means}; within the spread without a profile: {sum(inside)} of {len(rows)}")
     if not options.dry:
-        record(RESULTS, about, ranks=RANKS, rounds=ROUNDS, old=str(checkout_of(options.old).name), geometric_means=means,
-               within_spread=sum(inside), of=len(rows), bytes_written=written, cases=rows)  # fmt: skip
+        record(
+            RESULTS,
+            about,
+            ranks=RANKS,
+            rounds=ROUNDS,
+            old=str(checkout_of(options.old).name),
+            geometric_means=means,
+            within_spread=sum(inside),
+            of=len(rows),
+            bytes_written=written,
+            cases=rows,
+        )
 
 
 if __name__ == "__main__":

@@ -36,8 +36,11 @@ def case(name: str, peer: str, goal: str, met: Callable[[float], bool] | None, n
     """One row: `goal` in words, and whether the median ratio meets it (None: shown without a goal)."""
     ratio = numbers["ratio"]["median"]
     row = {"name": name, "against": peer, "goal": goal, "met": None if met is None else bool(met(ratio)), **numbers}
-    print(f"{name:<58} {numbers['ours']['median_us']:>11.1f} µs  {peer} {numbers['peer']['median_us']:>11.1f} µs  "
-          f"{ratio:6.2f}x  {'' if met is None else 'met' if row['met'] else 'MISSED'}  {goal}", flush=True)  # fmt: skip
+    print(
+        f"{name:<58} {numbers['ours']['median_us']:>11.1f} µs  {peer} {numbers['peer']['median_us']:>11.1f} µs  "
+        f"{ratio:6.2f}x  {'' if met is None else 'met' if row['met'] else 'MISSED'}  {goal}",
+        flush=True,
+    )
     return row
 
 
@@ -155,8 +158,10 @@ def training_cases() -> list[dict[str, Any]]:
 def training_case(width: int, hidden: int, classes: int, batch: int) -> dict[str, Any]:
     """One step: gelu, mean squared error, gradients reduced over 8 devices, plain gradient descent."""
     rng = np.random.default_rng(2)
-    params = {"w1": (rng.normal(size=(width, hidden)) * 0.1).astype(np.float32),
-              "w2": (rng.normal(size=(hidden, classes)) * 0.1).astype(np.float32)}  # fmt: skip
+    params = {
+        "w1": (rng.normal(size=(width, hidden)) * 0.1).astype(np.float32),
+        "w2": (rng.normal(size=(hidden, classes)) * 0.1).astype(np.float32),
+    }
     x, y = rng.normal(size=(batch, width)).astype(np.float32), rng.normal(size=(batch, classes)).astype(np.float32)
 
     def model(xp: Any, gelu: Any, p: Any, u: Any, v: Any) -> Any:
@@ -193,8 +198,18 @@ def import_case() -> list[dict[str, Any]]:
     base, both = times.values()
     extra = statistics.median(b - a for a, b in zip(base, both, strict=True))
     print(f"import funccoll adds {extra:.3f} s to import numpy ({statistics.median(base):.3f} s)")
-    return [{"name": "import funccoll, beyond import numpy", "against": "", "goal": "≤ 0.25 s", "met": extra <= 0.25,
-             "ours": summary(both), "base": summary(base), "extra_seconds": extra, "rounds": ROUNDS}]  # fmt: skip
+    return [
+        {
+            "name": "import funccoll, beyond import numpy",
+            "against": "",
+            "goal": "≤ 0.25 s",
+            "met": extra <= 0.25,
+            "ours": summary(both),
+            "base": summary(base),
+            "extra_seconds": extra,
+            "rounds": ROUNDS,
+        }
+    ]
 
 
 def main() -> None:

@@ -53,21 +53,40 @@ _UNROLLED = {"compile": None, "run": None}
 
 LINES: dict[str, list[Case]] = {
     "rnn": [
-        Case(f"RNN of 64 units by scan, {steps:,} steps, batch {batch}", "rnn", (steps, batch),
-             _SCAN if batch > 1 else dict.fromkeys(_SCAN), pairs=3, rounds=4)
-        for batch in (32, 1) for steps in (1000, 5000)
+        Case(
+            f"RNN of 64 units by scan, {steps:,} steps, batch {batch}",
+            "rnn",
+            (steps, batch),
+            _SCAN if batch > 1 else dict.fromkeys(_SCAN),
+            pairs=3,
+            rounds=4,
+        )
+        for batch in (32, 1)
+        for steps in (1000, 5000)
     ],
     "lenet": [
         Case(f"a training step of LeNet {widths}, batch 64", "lenet", widths, {"compile": None, "run": 1.3}, compiles=1)
         for widths in ((6, 16, 120), (20, 50, 500), (32, 64, 128))
     ],
     "vmap": [
-        Case("gradients of each of 64 examples, MLP 784-512-10, by vmap", "vmap", (64,), {"compile": None, "run": 1.2},
-             compiles=1)
+        Case(
+            "gradients of each of 64 examples, MLP 784-512-10, by vmap",
+            "vmap",
+            (64,),
+            {"compile": None, "run": 1.2},
+            compiles=1,
+        )
     ],
     "rows": [
-        Case(f"gradient of {steps:,} unrolled steps over `xs[t]`", "rows", (steps,), _UNROLLED, rounds=3, jax=steps <= 300,
-             compiles=2)  # XLA takes half a minute to compile the smallest
+        Case(
+            f"gradient of {steps:,} unrolled steps over `xs[t]`",
+            "rows",
+            (steps,),
+            _UNROLLED,
+            rounds=3,
+            jax=steps <= 300,
+            compiles=2,
+        )  # XLA takes half a minute to compile the smallest
         for steps in (300, 1000, 3000)
     ],
     "collectives": [
@@ -75,10 +94,16 @@ LINES: dict[str, list[Case]] = {
         for count in (1000, 2000, 4000)
     ],
     "unrolled": [
-        Case("5,000 unrolled steps of the RNN, batch 32", "unrolled", (5000,), {"compile": None, "peak": None}, rounds=3,
-             jax=False)
+        Case(
+            "5,000 unrolled steps of the RNN, batch 32",
+            "unrolled",
+            (5000,),
+            {"compile": None, "peak": None},
+            rounds=3,
+            jax=False,
+        )
     ],
-}  # fmt: skip
+}
 LINEAR = {"rows": (("compile", "run"), 1000, 3000, 3.3), "collectives": (("compile",), 1000, 4000, None)}
 """For each line that grows: its measures, a smaller and a larger size, and the goal for the ratio of their times (or None)."""
 
@@ -153,8 +178,14 @@ def _rows(case: Case, found: dict[str, dict[str, list[float]]], others: float) -
     rows = []
     for measure, goal in case.goals.items():
         ours, jax = found["ours"][measure], found.get("jax", {}).get(measure)
-        row: dict[str, Any] = {"name": case.name, "measure": measure, "unit": "MiB" if measure == "peak" else "s",
-                               "ours": _figures(ours), "others": others, "rounds": len(ours)}  # fmt: skip
+        row: dict[str, Any] = {
+            "name": case.name,
+            "measure": measure,
+            "unit": "MiB" if measure == "peak" else "s",
+            "ours": _figures(ours),
+            "others": others,
+            "rounds": len(ours),
+        }
         if jax is not None:
             row |= {"jax": _figures(jax), "times_jax": _figures([a / b for a, b in zip(ours, jax, strict=True)])}
             row |= {"goal": goal, "met": None if goal is None else row["times_jax"]["median"] <= goal}
@@ -186,8 +217,15 @@ def growth_row(line: str, when: str, ratios: Sequence[float]) -> dict[str, Any]:
     met = None if goal is None else ratio["median"] <= goal
     name = {"rows": "steps over `xs[t]`, compiled and run", "collectives": "collectives, compiled"}[line]
     print(f"{line}: {large:,} take {ratio['median']:.2f} times as long as {small:,}, {when}: {met}", flush=True)
-    return {"name": f"{large:,} / {small:,} {name} {when}", "measure": "growth", "unit": "times", "ours": ratio,
-            "goal": goal, "met": met, "rounds": len(ratios)}  # fmt: skip
+    return {
+        "name": f"{large:,} / {small:,} {name} {when}",
+        "measure": "growth",
+        "unit": "times",
+        "ours": ratio,
+        "goal": goal,
+        "met": met,
+        "rounds": len(ratios),
+    }
 
 
 def measure_line(line: str, quick: bool = False) -> dict[str, Any]:

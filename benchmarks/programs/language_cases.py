@@ -40,10 +40,20 @@ def our_dialect() -> Dialect:
 
     mesh = fc.make_mesh({"d": 1})
     return Dialect(
-        np, fc.jit, lambda result: result, lambda args: fc.tree.map(lambda x: fc.device_put(x, mesh), args),
-        fc.grad, fc.value_and_grad, fc.vmap, fc.scan, fc.tree.map, nn.relu,
-        lambda x, w, padding: nn.conv(x, w, padding=padding), lambda x: nn.max_pool(x, 2), nn.cross_entropy,
-    )  # fmt: skip
+        np,
+        fc.jit,
+        lambda result: result,
+        lambda args: fc.tree.map(lambda x: fc.device_put(x, mesh), args),
+        fc.grad,
+        fc.value_and_grad,
+        fc.vmap,
+        fc.scan,
+        fc.tree.map,
+        nn.relu,
+        lambda x, w, padding: nn.conv(x, w, padding=padding),
+        lambda x: nn.max_pool(x, 2),
+        nn.cross_entropy,
+    )
 
 
 def jax_dialect() -> Dialect:
@@ -62,9 +72,20 @@ def jax_dialect() -> Dialect:
         return -jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.expand_dims(labels, -1), axis=-1)[..., 0]
 
     return Dialect(
-        jnp, jax.jit, jax.block_until_ready, jax.device_put, jax.grad, jax.value_and_grad, jax.vmap, lax.scan, jax.tree.map,
-        jax.nn.relu, conv, pool, cross_entropy,
-    )  # fmt: skip
+        jnp,
+        jax.jit,
+        jax.block_until_ready,
+        jax.device_put,
+        jax.grad,
+        jax.value_and_grad,
+        jax.vmap,
+        lax.scan,
+        jax.tree.map,
+        jax.nn.relu,
+        conv,
+        pool,
+        cross_entropy,
+    )
 
 
 Made = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -156,8 +177,12 @@ def lenet(lib: Dialect, first: int, second: int, units: int) -> Made:
 
 def per_example(lib: Dialect, examples: int) -> Made:
     """The gradients of each example's loss, of a multi-layer perceptron 784-512-10."""
-    params = {"w1": _random(784, 512, scale=784**-0.5), "b1": np.zeros(512, np.float32),
-              "w2": _random(512, 10, scale=512**-0.5), "b2": np.zeros(10, np.float32)}  # fmt: skip
+    params = {
+        "w1": _random(784, 512, scale=784**-0.5),
+        "b1": np.zeros(512, np.float32),
+        "w2": _random(512, 10, scale=512**-0.5),
+        "b2": np.zeros(10, np.float32),
+    }
 
     def loss(p: Any, x: Any, y: Any) -> Any:
         h = lib.relu(x @ p["w1"] + p["b1"])
@@ -171,5 +196,10 @@ def _labels(count: int) -> np.ndarray:
 
 
 PROGRAMS: dict[str, Callable[..., Made]] = {
-    "rnn": rnn, "unrolled": unrolled_rnn, "rows": rows, "collectives": collectives, "lenet": lenet, "vmap": per_example,
+    "rnn": rnn,
+    "unrolled": unrolled_rnn,
+    "rows": rows,
+    "collectives": collectives,
+    "lenet": lenet,
+    "vmap": per_example,
 }

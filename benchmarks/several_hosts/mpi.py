@@ -195,10 +195,17 @@ def main(words: list[str] | None = None) -> None:
             print(f"{vendor}: mpirun to the first collective takes {began[-1]['extra_s']['median']:.2f} s more", flush=True)
     about["load_after"] = os.getloadavg()
     results = {
-        "machine": about, "rounds": options.rounds, "turn_seconds": TURN_SECONDS, "quick": options.quick, "missing": missing,
-        "seconds": round(time.monotonic() - begin), "goals": rounded(goals(rows, began)), "means": rounded(means(rows)),
-        "starts": began, "cases": rows,
-    }  # fmt: skip
+        "machine": about,
+        "rounds": options.rounds,
+        "turn_seconds": TURN_SECONDS,
+        "quick": options.quick,
+        "missing": missing,
+        "seconds": round(time.monotonic() - begin),
+        "goals": rounded(goals(rows, began)),
+        "means": rounded(means(rows)),
+        "starts": began,
+        "cases": rows,
+    }
     path = options.out or RESULTS
     write(path, results)
     for g in results["goals"]:

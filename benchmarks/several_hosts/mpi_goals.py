@@ -29,11 +29,19 @@ def means(rows: Iterable[Row]) -> list[Row]:
     found = []
     for (vendor, layout, link, table), some in groups(rows).items():
         kinds = {kind: [r for r in some if r["kind"] == kind] for kind in dict.fromkeys(r["kind"] for r in some)}
-        found.append({
-            "vendor": vendor, "layout": layout, "link": link, "table": table, "cases": len(some),
-            "mean": geometric_mean(map(_ratio, some)), "by_kind": {k: geometric_mean(map(_ratio, v)) for k, v in kinds.items()},
-            "wins": sum(_ratio(r) > 1 for r in some), "losses": [where(r) for r in some if _excess(r) > FACTOR],
-        })  # fmt: skip
+        found.append(
+            {
+                "vendor": vendor,
+                "layout": layout,
+                "link": link,
+                "table": table,
+                "cases": len(some),
+                "mean": geometric_mean(map(_ratio, some)),
+                "by_kind": {k: geometric_mean(map(_ratio, v)) for k, v in kinds.items()},
+                "wins": sum(_ratio(r) > 1 for r in some),
+                "losses": [where(r) for r in some if _excess(r) > FACTOR],
+            }
+        )
     return found
 
 
@@ -66,10 +74,20 @@ def goals(rows: list[Row], starts: list[Row]) -> list[Row]:
     ) -> None:
         worst, at = (min if least else max)(values, default=(None, "not measured"))
         met = None if worst is None else worst >= wanted if least else worst <= wanted
-        found.append({
-            "goal": goal, "vendor": vendor, "layout": layout, "asked": asked, "unit": unit, "reached": worst, "at": at,
-            "wanted": f"{'≥' if least else '≤'} {wanted:g} {unit}", "cases": len(values), "met": met,
-        })  # fmt: skip
+        found.append(
+            {
+                "goal": goal,
+                "vendor": vendor,
+                "layout": layout,
+                "asked": asked,
+                "unit": unit,
+                "reached": worst,
+                "at": at,
+                "wanted": f"{'≥' if least else '≤'} {wanted:g} {unit}",
+                "cases": len(values),
+                "met": met,
+            }
+        )
 
     def add_worst(goal: str, key: tuple[str, str, str, str], wanted: Callable[[Row], bool]) -> None:
         values = [(_excess(row), where(row)) for row in by_group.get(key, []) if wanted(row)]
@@ -85,8 +103,16 @@ def goals(rows: list[Row], starts: list[Row]) -> list[Row]:
         add(beyond, vendor, layout, "µs", 0, False, small, asked)
         add_worst("all sizes, 1 Gbit/s: our time / MPI's", slow, lambda row: True)
         mean = geometric_mean(_ratio(row) for key in (fast, slow) for row in by_group.get(key, []))
-        add("geometric mean over everything: MPI's time / ours", vendor, layout, "×", FASTER, True,
-            [] if mean is None else [(mean, "everything")], asked)  # fmt: skip
+        add(
+            "geometric mean over everything: MPI's time / ours",
+            vendor,
+            layout,
+            "×",
+            FASTER,
+            True,
+            [] if mean is None else [(mean, "everything")],
+            asked,
+        )
     for start in starts:
         extra = [(start["extra_s"]["median"], "warm cache")]
         goal = "mpirun to the first collective: more than a bare mpi4py script"

@@ -130,16 +130,22 @@ class PostLocal:
         rows, whole = P("data"), P()
         self.alone = fc.jit(alone, mesh=mesh, in_specs=rows, out_specs=(rows, rows, whole))
         self.average = fc.jit(average, mesh=mesh, in_specs=rows, out_specs=rows)
-        self.stack = fc.jit(lambda held: fc.tree.map(lambda leaf: fc.pvary(leaf[None], "data"), held), mesh=mesh,
-                            in_specs=whole, out_specs=rows)  # fmt: skip
-        self.first = fc.jit(lambda params: fc.tree.map(lambda leaf: fc.all_reduce(leaf[0], "data", op="mean"), params),
-                            mesh=mesh, in_specs=rows, out_specs=whole)  # fmt: skip
+        self.stack = fc.jit(
+            lambda held: fc.tree.map(lambda leaf: fc.pvary(leaf[None], "data"), held), mesh=mesh, in_specs=whole, out_specs=rows
+        )
+        self.first = fc.jit(
+            lambda params: fc.tree.map(lambda leaf: fc.all_reduce(leaf[0], "data", op="mean"), params),
+            mesh=mesh,
+            in_specs=rows,
+            out_specs=whole,
+        )
         stacked = self.stack(self.start.held)
         share = LOCAL_EPOCHS / digits.EPOCHS
         self.programs = [
-            (self.start.programs[0][0], share), (self.alone.lower(*stacked, *batch), 1 - share),
+            (self.start.programs[0][0], share),
+            (self.alone.lower(*stacked, *batch), 1 - share),
             (self.average.lower(stacked[0]), (1 - share) / period),
-        ]  # fmt: skip
+        ]
 
     def step(self, number: int, images: Any, labels: Any) -> Any:
         """Take a step; its loss, averaged over the devices, which is not a part of the method."""
@@ -162,7 +168,7 @@ class PostLocal:
 METHODS: dict[str, Any] = {
     **{name: lambda *given, hook=hook: Hooked(*given, hook) for name, hook in HOOKS.items()},
     **{f"post-local SGD, every {period} steps": lambda *given, period=period: PostLocal(*given, period) for period in PERIODS},
-}  # fmt: skip
+}
 
 
 def train(name: str, seed: int) -> dict[str, Any]:

@@ -63,9 +63,11 @@ PARTS = {
     "products alone": "the step's matrix products in NumPy, one after the other, on arrays of their own",
     "products at the rate of a large one": "their operations at the rate of one product of 1024 x 1024",
     "one device": "the whole step on a mesh of one device, both ranks at once and without any communication",
-    "torch: forward": "of the module without DDP, with the loss", "torch: backward": "of the module without DDP",
-    "torch: optimizer": "SGD's step and zero_grad", "torch: DDP": "the rest of a step with DDP",
-}  # fmt: skip
+    "torch: forward": "of the module without DDP, with the loss",
+    "torch: backward": "of the module without DDP",
+    "torch: optimizer": "SGD's step and zero_grad",
+    "torch: DDP": "the rest of a step with DDP",
+}
 """The parts of a step, and how each is measured."""
 
 
@@ -266,11 +268,19 @@ def main(words: list[str] | None = None) -> None:
                     print(f"    {name} {way['median_us']:>10.1f} µs {ratio}", flush=True)
     about["load_after"] = os.getloadavg()
     results = {
-        "machine": about, "ranks": RANKS, "cores": cores(), "threads": 1, "rounds": options.rounds, "missing": missing,
+        "machine": about,
+        "ranks": RANKS,
+        "cores": cores(),
+        "threads": 1,
+        "rounds": options.rounds,
+        "missing": missing,
         "turns": bench.quiet.counts,
-        "seconds": round(time.monotonic() - begin), "goals": rounded(goals(rows)), "parts": PARTS,
-        "placements": rounded(placements), "cases": rows,
-    }  # fmt: skip
+        "seconds": round(time.monotonic() - begin),
+        "goals": rounded(goals(rows)),
+        "parts": PARTS,
+        "placements": rounded(placements),
+        "cases": rows,
+    }
     write(options.out, results)
     if options.out == RESULTS:
         refresh()

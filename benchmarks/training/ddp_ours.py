@@ -109,8 +109,11 @@ class Ours:
             last = calls[-1].end
             wait, inside = sum(c.ready - c.begin for c in calls), sum(c.end - c.ready for c in calls)
             for name, seconds in (
-                ("wait", wait), ("collectives", inside), ("update", end - last), ("compute", last - begin - wait - inside),
-            ):  # fmt: skip
+                ("wait", wait),
+                ("collectives", inside),
+                ("update", end - last),
+                ("compute", last - begin - wait - inside),
+            ):
                 found[name].append(seconds)
         alone = {"collectives alone": 0.0, "collectives alone, arguments in the heap": 0.0}
         for call in calls:

@@ -149,8 +149,10 @@ def measure(name: str, shapes: list[tuple[int, ...]], torch_python: str | None) 
     """One tree: the time of a step of each contender, and the ratios to `apply`'s, round by round."""
     torch = None if torch_python is None else Torch(torch_python, shapes)
     contenders: dict[str, tuple[Steps, Callable[[], list[float]]]] = {
-        "NumPy by hand": by_hand(shapes), "update": with_funccoll(shapes, False), "JAX": with_jax(shapes),
-    }  # fmt: skip
+        "NumPy by hand": by_hand(shapes),
+        "update": with_funccoll(shapes, False),
+        "JAX": with_jax(shapes),
+    }
     if torch is not None:
         contenders["torch fused"] = lambda count: torch.ask(str(count)), lambda: torch.ask("sums")
     contenders["apply"] = with_funccoll(shapes, True)
@@ -182,11 +184,18 @@ def measure(name: str, shapes: list[tuple[int, ...]], torch_python: str | None) 
         print(f"  {who:<14} {found['median_us'] / 1e3:8.2f} ms {spread:<16} processor {used:6.2f} ms  {ratio}")
     print(f"  {'' if met is None else 'met' if met else 'MISSED'}  {GOAL}", flush=True)
     return {
-        "name": name, "parameters": size, "leaves": len(shapes), "goal": GOAL, "met": met, "rounds": ROUNDS,
-        "torch": None if torch is None else torch.version, "steps_per_round": counts,
+        "name": name,
+        "parameters": size,
+        "leaves": len(shapes),
+        "goal": GOAL,
+        "met": met,
+        "rounds": ROUNDS,
+        "torch": None if torch is None else torch.version,
+        "steps_per_round": counts,
         "step": {who: summary(seconds) for who, seconds in times.items()},
-        "processor": {who: summary(seconds) for who, seconds in processor.items()}, "times_of_apply": ratios,
-    }  # fmt: skip
+        "processor": {who: summary(seconds) for who, seconds in processor.items()},
+        "times_of_apply": ratios,
+    }
 
 
 def has_torch(python: str) -> bool:

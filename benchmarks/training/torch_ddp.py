@@ -153,11 +153,16 @@ def goals(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for what, wanted in GOALS[row["task"]].items():
             reached = row[what]["median"]
             at_least = what == "step"
-            found.append({
-                "task": row["task"], "what": what, "goal": "torch's step / ours" if at_least else "our communication / torch's",
-                "wanted": f"≥ {wanted:.2g}" if at_least else f"≤ 1/{1 / wanted:.0f}", "reached": reached,
-                "met": reached >= wanted if at_least else reached <= wanted,
-            })  # fmt: skip
+            found.append(
+                {
+                    "task": row["task"],
+                    "what": what,
+                    "goal": "torch's step / ours" if at_least else "our communication / torch's",
+                    "wanted": f"≥ {wanted:.2g}" if at_least else f"≤ 1/{1 / wanted:.0f}",
+                    "reached": reached,
+                    "met": reached >= wanted if at_least else reached <= wanted,
+                }
+            )
     return found
 
 
@@ -203,9 +208,16 @@ def main(words: list[str] | None = None) -> None:
             print(f"{'met' if row['met'] else 'MISSED':<8} {row['task']}: a step takes {ratio} of the time before, ≤ {CASE}")
         return
     results = {
-        "machine": about, "ranks": RANKS, "cores": cores(), "threads": 1, "rounds": options.rounds, "turns": bench.quiet.counts,
-        "seconds": round(time.monotonic() - begin), "goals": rounded(goals(rows)), "cases": rows,
-    }  # fmt: skip
+        "machine": about,
+        "ranks": RANKS,
+        "cores": cores(),
+        "threads": 1,
+        "rounds": options.rounds,
+        "turns": bench.quiet.counts,
+        "seconds": round(time.monotonic() - begin),
+        "goals": rounded(goals(rows)),
+        "cases": rows,
+    }
     write(options.out, results)
     if options.out == RESULTS:
         refresh()

@@ -70,9 +70,7 @@ class ArrayLayout:
         """For each device position, the number of the distinct copy it holds."""
         mesh, varying = self.sharding.mesh, self.sharding.varying
         position = {tuple(c.items()): i for i, c in enumerate(mesh.walk(a for a in mesh.axis_names if a in varying))}
-        return tuple(
-            position[tuple((a, n) for a, n in mesh.coordinates(d).items() if a in varying)] for d in range(mesh.size)
-        )
+        return tuple(position[tuple((a, n) for a, n in mesh.coordinates(d).items() if a in varying)] for d in range(mesh.size))
 
     def split(self, value: Any) -> Any:
         """The copies of a global value, of NumPy's or CuPy's: one array, or a list of blocks, in C order."""
@@ -88,9 +86,7 @@ def layout_of(shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding, weak:
 
 
 @lru_cache(maxsize=8192)
-def _layout_of(
-    shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding, weak: type | None, transport: Any
-) -> ArrayLayout:
+def _layout_of(shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding, weak: type | None, transport: Any) -> ArrayLayout:
     # The transport is in the key because equal meshes of two jobs have different transports.
     layout = ArrayLayout(shape, dtype, sharding, weak)
     _ = layout.type

@@ -53,8 +53,33 @@ def add_operators(cls: type) -> None:
     for name in ("neg", "pos", "abs", "invert"):
         setattr(cls, f"__{name}__", _unary(getattr(operator, name)))
     for name in (
-        "all", "any", "argmax", "argmin", "clip", "copy", "cumsum", "diagonal", "dot", "flatten", "max", "mean", "min",
-        "nonzero", "prod", "ravel", "repeat", "reshape", "round", "squeeze", "std", "sum", "swapaxes", "take", "tobytes",
-        "trace", "transpose", "var",
-    ):  # fmt: skip
+        "all",
+        "any",
+        "argmax",
+        "argmin",
+        "clip",
+        "copy",
+        "cumsum",
+        "diagonal",
+        "dot",
+        "flatten",
+        "max",
+        "mean",
+        "min",
+        "nonzero",
+        "prod",
+        "ravel",
+        "repeat",
+        "reshape",
+        "round",
+        "squeeze",
+        "std",
+        "sum",
+        "swapaxes",
+        "take",
+        "tobytes",
+        "trace",
+        "transpose",
+        "var",
+    ):
         setattr(cls, name, _method(name))

@@ -30,12 +30,33 @@ from .reduce_scatter import reduce_scatter_p
 from .scatter import scatter_p
 
 __all__ = [
-    "COLLECTIVES", "CollectivePrimitive", "all_gather_p", "all_reduce_p", "all_to_all_p", "axis_index_p", "barrier_p",
-    "broadcast_p", "gather_p", "own_slice_p", "permute_p", "pvary_p", "reduce_p", "reduce_scatter_p", "scatter_p",
-]  # fmt: skip
+    "COLLECTIVES",
+    "CollectivePrimitive",
+    "all_gather_p",
+    "all_reduce_p",
+    "all_to_all_p",
+    "axis_index_p",
+    "barrier_p",
+    "broadcast_p",
+    "gather_p",
+    "own_slice_p",
+    "permute_p",
+    "pvary_p",
+    "reduce_p",
+    "reduce_scatter_p",
+    "scatter_p",
+]
 
 COLLECTIVES = (
-    all_reduce_p, all_gather_p, reduce_scatter_p, all_to_all_p, permute_p, broadcast_p, reduce_p, gather_p,
-    scatter_p, barrier_p,
-)  # fmt: skip
+    all_reduce_p,
+    all_gather_p,
+    reduce_scatter_p,
+    all_to_all_p,
+    permute_p,
+    broadcast_p,
+    reduce_p,
+    gather_p,
+    scatter_p,
+    barrier_p,
+)
 """Every primitive that communicates."""

@@ -71,8 +71,7 @@ def tangents_of_reduction(
 ) -> list[Any]:
     """Each device's part of the tangents of a max, min or product, whose result all devices have: they are to be summed."""
     return [
-        None if t is None else _weighted(t, x, out, axes, op, size)
-        for t, x, out in zip(tangents, inputs, outs, strict=True)
+        None if t is None else _weighted(t, x, out, axes, op, size) for t, x, out in zip(tangents, inputs, outs, strict=True)
     ]
 
 

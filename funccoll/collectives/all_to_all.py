@@ -44,6 +44,11 @@ def _lower(*, split_dim: int, concat_dim: int) -> Lowering:
 
 
 all_to_all_p = collective(
-    "all_to_all", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower, of_copies=pvaried,
+    "all_to_all",
+    infer=_infer,
+    reference=_reference,
+    vjp=_vjp,
+    lower=_lower,
+    of_copies=pvaried,
     dims=("split_dim", "concat_dim"),
-)  # fmt: skip
+)

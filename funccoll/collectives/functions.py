@@ -42,9 +42,22 @@ from .reduce_scatter import reduce_scatter_p
 from .scatter import scatter_p
 
 __all__ = [
-    "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size", "barrier", "broadcast", "gather",
-    "mesh_axes", "own_slice", "permute", "pvary", "reduce", "reduce_scatter", "scatter",
-]  # fmt: skip
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "axis_index",
+    "axis_size",
+    "barrier",
+    "broadcast",
+    "gather",
+    "mesh_axes",
+    "own_slice",
+    "permute",
+    "pvary",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+]
 
 Axes = str | tuple[str, ...]
 
@@ -66,9 +79,7 @@ def mesh_axes(name: str, axis: Axes) -> tuple[str, ...]:
         raise MeshError(f"{name}: no axis was given. The mesh has axes {dict(sizes)}.")
     for a in axes:
         if a not in sizes:
-            raise MeshError(
-                f"{name}: unknown axis {a!r}. The mesh has axes {dict(sizes)}: use one of {list(sizes)}."
-            )
+            raise MeshError(f"{name}: unknown axis {a!r}. The mesh has axes {dict(sizes)}: use one of {list(sizes)}.")
     if len(set(axes)) != len(axes):
         raise MeshError(f"{name}: axis {axis!r} names a mesh axis twice.")
     return axes
@@ -89,9 +100,7 @@ def _check_array(name: str, leaf: Any) -> None:
         )
 
 
-def _communicate(
-    primitive: CollectivePrimitive, x: Any, axes: tuple[str, ...], algorithm: str | None, **params: Any
-) -> Any:
+def _communicate(primitive: CollectivePrimitive, x: Any, axes: tuple[str, ...], algorithm: str | None, **params: Any) -> Any:
     algorithm = _algorithm(primitive.name, algorithm)
     leaves, rebuild = _leaves(primitive.name, x)
     if not leaves:
@@ -143,7 +152,7 @@ def _algorithm(name: str, algorithm: str | None) -> str | None:
     """`algorithm`, checked to be a string or None; that it exists is checked after tracing, in `compiler/`."""
     if algorithm is not None and not isinstance(algorithm, str):
         raise ScheduleError(
-            f"{name}: algorithm={algorithm!r:.60} must be the name of an algorithm, such as \"ring\", or None for the "
+            f'{name}: algorithm={algorithm!r:.60} must be the name of an algorithm, such as "ring", or None for the '
             f"compiler's choice. fc.schedules.algorithms({name!r}) lists the names."
         )
     return algorithm

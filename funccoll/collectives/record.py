@@ -26,7 +26,7 @@ __all__ = [
     "lowering",
     "pvaried",
     "refused",
-]  # fmt: skip
+]
 
 Combine = Callable[[int, Shards, str], Any]
 """(place in the group that gets the result, every device's contribution in axis order, op) -> the reduction."""
@@ -102,10 +102,17 @@ class CollectivePrimitive(Primitive):
 
 
 def collective(
-    name: str, *, infer: Callable[..., ArrayType], reference: Callable[..., list[Any]], vjp: Callable[..., list[Any]],
-    lower: Callable[..., Lowering], of_copies: Callable[..., OfCopies] = refused, gives_own_block: bool = False,
-    jvp: JvpRule | None = None, dims: Sequence[str] = (),
-) -> CollectivePrimitive:  # fmt: skip
+    name: str,
+    *,
+    infer: Callable[..., ArrayType],
+    reference: Callable[..., list[Any]],
+    vjp: Callable[..., list[Any]],
+    lower: Callable[..., Lowering],
+    of_copies: Callable[..., OfCopies] = refused,
+    gives_own_block: bool = False,
+    jvp: JvpRule | None = None,
+    dims: Sequence[str] = (),
+) -> CollectivePrimitive:
     """The record of a collective with operands, whose type rule `infer` takes one of them at a time.
 
     `gives_own_block`: each device gets its own block of one value, as `own_slice` does without communication. `dims` are the
@@ -118,9 +125,17 @@ def collective(
         return [infer(x, axes=axes, **params) for x in xs]
 
     return CollectivePrimitive(
-        name, infer_each, reference, vjp, jvp or linear_each(name), batch_operands(*dims), multiple=True,
-        kind="collective", lower=lower, of_copies=of_copies,
-    )  # fmt: skip
+        name,
+        infer_each,
+        reference,
+        vjp,
+        jvp or linear_each(name),
+        batch_operands(*dims),
+        multiple=True,
+        kind="collective",
+        lower=lower,
+        of_copies=of_copies,
+    )
 
 
 def _require_varying(name: str, x: ArrayType, axes: Sequence[str], gives_own_block: bool) -> None:

@@ -33,9 +33,7 @@ def _infer(x: ArrayType, *, axes: tuple[str, ...], dim: int, op: str, size: int)
     return ArrayType(resized(x, dim, 1, size), x.dtype, x.varying)
 
 
-def _reference(
-    shards: Shards, *, dim: int, op: str, size: int, combine: Combine = in_axis_order, **_: Any
-) -> list[Any]:
+def _reference(shards: Shards, *, dim: int, op: str, size: int, combine: Combine = in_axis_order, **_: Any) -> list[Any]:
     contributions = zip(*(blocks_of(s, dim, size) for s in shards), strict=True)
     return [combine(i, blocks, op) for i, blocks in enumerate(contributions)]
 
@@ -65,6 +63,12 @@ def _lower(*, dim: int, op: str) -> Lowering:
 
 
 reduce_scatter_p = collective(
-    "reduce_scatter", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower, gives_own_block=True, jvp=_jvp,
+    "reduce_scatter",
+    infer=_infer,
+    reference=_reference,
+    vjp=_vjp,
+    lower=_lower,
+    gives_own_block=True,
+    jvp=_jvp,
     dims=("dim",),
-)  # fmt: skip
+)

@@ -27,9 +27,15 @@ if TYPE_CHECKING:
     from ..schedules.schedule import Schedule
 
 __all__ = [
-    "check_algorithms", "choose", "explain_choice", "is_large", "is_users", "measured_seconds", "predicted_seconds",
+    "check_algorithms",
+    "choose",
+    "explain_choice",
+    "is_large",
+    "is_users",
+    "measured_seconds",
+    "predicted_seconds",
     "schedules_of",
-]  # fmt: skip
+]
 
 LARGE = 256
 """More ranks than a host has. Above it the choice is made without comparing costs (`_unweighed`); and on an abstract mesh,

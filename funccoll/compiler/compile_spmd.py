@@ -31,9 +31,11 @@ class PythonBlockCall:
     _fits: Callable[[Sequence[Any]], bool] = staticmethod(lambda blocks: False)
 
     def expect(
-        self, types: tuple[tuple[np.dtype, tuple[int, ...]], ...], run: Callable[..., Any],
+        self,
+        types: tuple[tuple[np.dtype, tuple[int, ...]], ...],
+        run: Callable[..., Any],
         failed: Callable[[BaseException], object],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Set the (dtype, shape) of each array, the program that is called with them, and what is told of its exceptions."""
         self._run, self._failed = run, failed
         checks = [f"len(blocks) == {len(types)}"]

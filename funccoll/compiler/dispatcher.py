@@ -1,6 +1,6 @@
 """Dispatcher: from the signature of a call to what executes it, with fast paths for calls like those before.
 
-    call -> a fast path by position -> one by tree -> a fast key -> the whole signature -> nothing: it is compiled, and kept
+call -> a fast path by position -> one by tree -> a fast key -> the whole signature -> nothing: it is compiled, and kept
 """
 
 from __future__ import annotations

@@ -84,9 +84,13 @@ def _evaluation_on(mesh: Mesh, inputs: Sequence[Any]) -> Evaluation:
 
 
 def run_eagerly(
-    function: FunctionOnMesh, leaves: Sequence[Any], dynamic: tuple, static: Static, treedef: optree.PyTreeSpec,
+    function: FunctionOnMesh,
+    leaves: Sequence[Any],
+    dynamic: tuple,
+    static: Static,
+    treedef: optree.PyTreeSpec,
     types: Sequence[LeafType],
-) -> Any:  # fmt: skip
+) -> Any:
     """Call a function, of which each operation runs at once, on the devices of this process."""
     mesh = function.mesh
     require_devices(mesh)

@@ -59,10 +59,14 @@ Dispatch: Any = PythonDispatch if extension is None else extension.Dispatch
 
 
 def make_fast_path(
-    leaves: Sequence[Any], layouts: Sequence[ArrayLayout], run: Callable[..., Any], out_layouts: Sequence[ArrayLayout],
-    out_tree: optree.PyTreeSpec, failed: Callable[[BaseException], object],
+    leaves: Sequence[Any],
+    layouts: Sequence[ArrayLayout],
+    run: Callable[..., Any],
+    out_layouts: Sequence[ArrayLayout],
+    out_tree: optree.PyTreeSpec,
+    failed: Callable[[BaseException], object],
     packed: Callable[[tuple[Any, ...]], Any] | None = None,
-) -> FastPath | None:  # fmt: skip
+) -> FastPath | None:
     """The fast path for flat arguments like `leaves`, of a program for `layouts`; None for arguments that take more work.
 
     These are numbers, Arrays of other layouts, and arrays whose dtype is not the machine's own object. `run` is a compiled
@@ -93,14 +97,23 @@ def _expected(leaf: Any, layout: ArrayLayout) -> Any:
 
 
 def _generate(
-    expected: Sequence[Any], run: Callable[..., Any], packed: Callable[[tuple[Any, ...]], Any] | None,
-    out_layouts: Sequence[ArrayLayout], unflatten: Callable[[list[Any]], Any] | None, failed: Callable[[BaseException], object],
-) -> FastPath:  # fmt: skip
+    expected: Sequence[Any],
+    run: Callable[..., Any],
+    packed: Callable[[tuple[Any, ...]], Any] | None,
+    out_layouts: Sequence[ArrayLayout],
+    unflatten: Callable[[list[Any]], Any] | None,
+    failed: Callable[[BaseException], object],
+) -> FastPath:
     """The straight-line function of a signature: half the time of loops over its arguments and results."""
     names: dict[str, Any] = {
-        "Array": Array, "ndarray": np.ndarray, "run": run, "failed": failed, "unflatten": unflatten, "new": Array.__new__,
+        "Array": Array,
+        "ndarray": np.ndarray,
+        "run": run,
+        "failed": failed,
+        "unflatten": unflatten,
+        "new": Array.__new__,
         "ref": weakref.ref,
-    }  # fmt: skip
+    }
     checks, taken = [f"len(leaves) == {len(expected)}"], []
     for i, what in enumerate(expected):
         if type(what) is ArrayLayout:
@@ -127,11 +140,11 @@ def _generate(
     steps = [f"{results}= {call}" if results else call, *lines]
     source = f"""
 def call(leaves):
-    if not ({' and '.join(checks)}):
+    if not ({" and ".join(checks)}):
         return NotImplemented
-    given = ({''.join(f'{t}, ' for t in taken)})
+    given = ({"".join(f"{t}, " for t in taken)})
     try:
-        {'; '.join(steps)}
+        {"; ".join(steps)}
         return {made[0] if unflatten is None else f"unflatten([{', '.join(made)}])"}
     except BaseException as error:
         failed(error)

@@ -79,7 +79,7 @@ class FunctionOnMesh:
                 if place == "cpu" and getattr(leaf, "shape", ()) != ():  # scalars go along
                     raise DeviceError(
                         f"{name(i)} is in host memory, and {name(places.index('cuda'))} on a GPU: a call runs where all "
-                        "its arrays are. Move one of them: fc.device_put(x, mesh, spec, device=\"cuda\"), cupy.asarray(x)."
+                        'its arrays are. Move one of them: fc.device_put(x, mesh, spec, device="cuda"), cupy.asarray(x).'
                     )
         target = self if self.mesh.device_type == "cuda" else self._on_gpus
         library = transport_of(target.mesh).device.library
@@ -96,9 +96,13 @@ class FunctionOnMesh:
         )
 
     def trace(
-        self, dynamic: tuple, static: Static, treedef: optree.PyTreeSpec, types: Sequence[LeafType],
+        self,
+        dynamic: tuple,
+        static: Static,
+        treedef: optree.PyTreeSpec,
+        types: Sequence[LeafType],
         evaluation: Evaluation | None = None,
-    ) -> TracedFunction:  # fmt: skip
+    ) -> TracedFunction:
         """Return its program for arguments of these types; with `evaluation`, each operation also runs as it is traced."""
         arguments = self.arguments
         shardings = arguments.shardings(dynamic, static)
@@ -131,14 +135,20 @@ class FunctionOnMesh:
         draws = None if quiet else watched_draws(self.name, self.source)
         # The program does not depend on the named scopes around its first call.
         with (
-            without_garbage_collection() if evaluation is None else nullcontext(), outside_scopes(), draws or nullcontext(),
+            without_garbage_collection() if evaluation is None else nullcontext(),
+            outside_scopes(),
+            draws or nullcontext(),
             recorded(self.name, self.options.dtype_promotion) as widenings,
-        ):  # fmt: skip
+        ):
             try:
                 program, captured = stage(
-                    flat, [x.type for x in layouts], weak=weak, axis_sizes=self.mesh.shape, label=self.name,
+                    flat,
+                    [x.type for x in layouts],
+                    weak=weak,
+                    axis_sizes=self.mesh.shape,
+                    label=self.name,
                     evaluation=evaluation,
-                )  # fmt: skip
+                )
             except VaryingError as error:
                 if self.in_specs is None and layouts and error.equal_operand is not None:
                     raise self._forgotten_in_specs(error, *error.equal_operand) from None
@@ -165,17 +175,26 @@ class FunctionOnMesh:
         )
         donated = arguments.donated(dynamic, static)
         signature = Signature(
-            self.name, self.mesh, treedef, tuple(layouts), tuple(parameters), out["tree"], out_layouts, donated, self.source,
+            self.name,
+            self.mesh,
+            treedef,
+            tuple(layouts),
+            tuple(parameters),
+            out["tree"],
+            out_layouts,
+            donated,
+            self.source,
             tuple(widenings.found.values()),
-        )  # fmt: skip
+        )
         return TracedFunction(program, signature)
 
     def _forgotten_in_specs(self, error: VaryingError, stated: str, axes: str) -> VaryingError:
         """The error about a collective's equal operand in words for a function whose arguments are whole by default."""
         told = VaryingError(
             f"{stated}. No in_specs were given to fc.jit, so every argument of {self.name} is whole on each device: was "
-            f"in_specs=P({axes}) forgotten? If not, drop the collective.", error.source,
-        )  # fmt: skip
+            f"in_specs=P({axes}) forgotten? If not, drop the collective.",
+            error.source,
+        )
         return told.with_traceback(error.__traceback__)
 
     def _check_output(self, value: Any, sharding: Sharding, tree: optree.PyTreeSpec, position: int) -> Any:

@@ -31,9 +31,14 @@ def checks_passes() -> bool:
 
 
 def generate(
-    program: Program, mesh: Mesh, schedules: Mapping[Equation, Schedule], donated: Sequence[bool] = (), name: str = "",
-    arguments: Sequence[str] = (), results_are_arrays: bool = False,
-) -> tuple[GeneratedProgram, list[int]]:  # fmt: skip
+    program: Program,
+    mesh: Mesh,
+    schedules: Mapping[Equation, Schedule],
+    donated: Sequence[bool] = (),
+    name: str = "",
+    arguments: Sequence[str] = (),
+    results_are_arrays: bool = False,
+) -> tuple[GeneratedProgram, list[int]]:
     """Return a program's code for this process, and the positions of the inputs that it overwrites: donated ones.
 
     `arguments` are the names of the inputs in messages. `results_are_arrays`: see `codegen.compile_program`.
@@ -56,7 +61,5 @@ def generate(
     for eqn in ordered.equations if search is not None else ():
         if eqn.primitive is pvary_p and eqn.inputs[0] in names:
             names[eqn.outputs[0]] = names[eqn.inputs[0]]
-    generated = compile_program(
-        ordered, mesh, buffers, schedules, transport, name, search, names, results_are_arrays
-    )
+    generated = compile_program(ordered, mesh, buffers, schedules, transport, name, search, names, results_are_arrays)
     return generated, overwritten

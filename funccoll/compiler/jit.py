@@ -1,6 +1,6 @@
 """jit: from a Python function to something that runs on a mesh. The only file that names all stages.
 
-    fn --trace--> TracedFunction (typed program) --lower--> Lowered (after the passes) --compile--> Compiled
+fn --trace--> TracedFunction (typed program) --lower--> Lowered (after the passes) --compile--> Compiled
 """
 
 from __future__ import annotations
@@ -317,7 +317,7 @@ def jit(
             dtype_promotion,
         )
         if dtype_promotion not in PROMOTIONS:
-            raise DTypeError(f"fc.jit: dtype_promotion={dtype_promotion!r}: it is \"standard\", NumPy's rule, or \"strict\".")
+            raise DTypeError(f'fc.jit: dtype_promotion={dtype_promotion!r}: it is "standard", NumPy\'s rule, or "strict".')
         both = set(options.static_argnums) & set(options.donate_argnums)
         if both:
             raise TraceError(f"fc.jit: argument(s) {sorted(both)} are both static and donated.")

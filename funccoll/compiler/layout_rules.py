@@ -209,10 +209,14 @@ def _joined(eqn: Equation, ins: Sequence[DimensionLayout]) -> list[DimensionLayo
 
 def _einsum(eqn: Equation, ins: Sequence[DimensionLayout]) -> list[DimensionLayout]:
     left, right = eqn.params["subscripts"].split("->")
-    return _moved(eqn, ins, *(
-        ["a diagonal is read" if term.count(c) > 1 else right.index(c) if c in right else _PARTIAL for c in term]
-        for term in left.split(",")
-    ))  # fmt: skip
+    return _moved(
+        eqn,
+        ins,
+        *(
+            ["a diagonal is read" if term.count(c) > 1 else right.index(c) if c in right else _PARTIAL for c in term]
+            for term in left.split(",")
+        ),
+    )
 
 
 _PARTIAL = "a product over the split dimension is each device's part of a sum"
@@ -223,9 +227,7 @@ def _matmul(eqn: Equation, ins: Sequence[DimensionLayout]) -> list[DimensionLayo
     batch = out[: max(len(x), len(y), 2) - 2]
     row = [len(batch)] if len(x) > 1 else []
     column = [len(out) - 1] if len(y) > 1 else []
-    return _moved(
-        eqn, ins, [*_aligned(x[:-2], batch), *row, _PARTIAL], [*_aligned(y[:-2], batch), _PARTIAL, *column]
-    )  # fmt: skip
+    return _moved(eqn, ins, [*_aligned(x[:-2], batch), *row, _PARTIAL], [*_aligned(y[:-2], batch), _PARTIAL, *column])
 
 
 _INDEX = "an index into the split dimension counts in each device's block"
@@ -321,9 +323,7 @@ def _cut(eqn: Equation, ins: Sequence[DimensionLayout]) -> list[DimensionLayout]
     dim = eqn.params["split_dim"] if "split_dim" in eqn.params else eqn.params["dim"]
     if eqn.params.get("stack") or eqn.params.get("concat_dim") == dim:
         return _scattered(eqn, ins)
-    return [
-        DimensionLayout((*x.rows[:dim], (*x.rows[dim], *eqn.axes()), *x.rows[dim + 1 :]), x.lost) for x in _equal(eqn, ins)
-    ]
+    return [DimensionLayout((*x.rows[:dim], (*x.rows[dim], *eqn.axes()), *x.rows[dim + 1 :]), x.lost) for x in _equal(eqn, ins)]
 
 
 def _scattered(eqn: Equation, ins: Sequence[DimensionLayout]) -> list[DimensionLayout]:
@@ -337,16 +337,26 @@ def _scattered(eqn: Equation, ins: Sequence[DimensionLayout]) -> list[DimensionL
 
 RULES: dict[Primitive, Rule] = {
     **dict.fromkeys([divisor_p, where_p, convert_p, real_p, imag_p, erf_p, stop_gradient_p, *SPECIAL.values()], _elementwise),
-    reshape_p: _reshaped, transpose_p: _transposed, broadcast_to_p: _elementwise,
-    concatenate_p: _joined, pad_p: _joined, einsum_p: _einsum, matmul_p: _matmul,
+    reshape_p: _reshaped,
+    transpose_p: _transposed,
+    broadcast_to_p: _elementwise,
+    concatenate_p: _joined,
+    pad_p: _joined,
+    einsum_p: _einsum,
+    matmul_p: _matmul,
     **dict.fromkeys([*REDUCTIONS.values(), argmax_p, argmin_p], _reduced),
     **dict.fromkeys([cumsum_p, *ACCUMULATIONS.values(), sort_p, argsort_p, partition_p, argpartition_p], _along),
-    **dict.fromkeys([fft_p, ifft_p, rfft_p, irfft_p], _along), searchsorted_p: _search,
-    getitem_p: _getitem, **dict.fromkeys([*INDEX_UPDATES.values(), index_set_p], _update), scatter_p: _scatter,
-    accumulate_p: _accumulate, optimizer_step_p: _optimizer_step,
+    **dict.fromkeys([fft_p, ifft_p, rfft_p, irfft_p], _along),
+    searchsorted_p: _search,
+    getitem_p: _getitem,
+    **dict.fromkeys([*INDEX_UPDATES.values(), index_set_p], _update),
+    scatter_p: _scatter,
+    accumulate_p: _accumulate,
+    optimizer_step_p: _optimizer_step,
     **dict.fromkeys([pvary_p, permute_p, grad_hook_p, optimization_barrier_p, checkpoint_name_p, snapshot_p], _identities),
-    **dict.fromkeys([all_reduce_p, broadcast_p], _equal), all_gather_p: _gathered,
+    **dict.fromkeys([all_reduce_p, broadcast_p], _equal),
+    all_gather_p: _gathered,
     **dict.fromkeys([own_slice_p, reduce_scatter_p, scatter_from_root_p, all_to_all_p], _cut),
     **dict.fromkeys([reduce_p, gather_p], _scattered),
-}  # fmt: skip
+}
 """Primitive -> its rule. NumPy's ufuncs need no line."""

@@ -114,8 +114,12 @@ def _while(eqn: Equation, ins: Sequence[DimensionLayout]) -> list[DimensionLayou
 
 
 CONTROL_RULES: dict[Primitive, Rule] = {
-    checkpoint_p: _inner, custom_vjp_p: _inner, cond_p: _cond, scan_p: _scan, while_p: _while,
-}  # fmt: skip
+    checkpoint_p: _inner,
+    custom_vjp_p: _inner,
+    cond_p: _cond,
+    scan_p: _scan,
+    while_p: _while,
+}
 
 
 def _rule(primitive: Primitive) -> Rule:

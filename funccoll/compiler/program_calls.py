@@ -42,9 +42,15 @@ class ProgramCall:
     """A traced program on a mesh, called with global values. `source` is the line of its function."""
 
     def __init__(
-        self, name: str, program: Program, in_layouts: Sequence[ArrayLayout], out_layouts: Sequence[ArrayLayout], mesh: Mesh,
-        source: Source | None = None, names: Sequence[str] = (),
-    ):  # fmt: skip
+        self,
+        name: str,
+        program: Program,
+        in_layouts: Sequence[ArrayLayout],
+        out_layouts: Sequence[ArrayLayout],
+        mesh: Mesh,
+        source: Source | None = None,
+        names: Sequence[str] = (),
+    ):
         self.name, self.program, self.mesh, self.source = name, program, mesh, source
         self.in_layouts, self.out_layouts = tuple(in_layouts), tuple(out_layouts)
         self.names = tuple(names or parameter_names(None, len(in_layouts)))
@@ -104,9 +110,13 @@ class ProgramCall:
         return self._made(call, layouts, self.out_layouts, self.name, self.names)
 
     def _made(
-        self, fn: Callable[..., list[Any]], ins: Sequence[ArrayLayout], outs: Sequence[ArrayLayout], name: str,
+        self,
+        fn: Callable[..., list[Any]],
+        ins: Sequence[ArrayLayout],
+        outs: Sequence[ArrayLayout],
+        name: str,
         names: Sequence[str] = (),
-    ) -> ProgramCall:  # fmt: skip
+    ) -> ProgramCall:
         program, _ = stage(fn, [x.type for x in ins], axis_sizes=self.mesh.shape, label=name)
         return ProgramCall(name, program, ins, outs, self.mesh, self.source, names)
 
@@ -138,8 +148,9 @@ class ProgramCall:
         ins = [*residuals, *self.in_layouts, *compress(self.out_layouts, back.takes)]
         return _Gradient(
             self._made(forward, self.in_layouts, [*self.out_layouts, *residuals], self.name, self.names),
-            self._made(backward, ins, [*compress(self.in_layouts, back.gives)], f"gradient of {self.name}"), back,
-        )  # fmt: skip
+            self._made(backward, ins, [*compress(self.in_layouts, back.gives)], f"gradient of {self.name}"),
+            back,
+        )
 
     def _stacked(self, type: ArrayType) -> ArrayLayout:
         """The layout of blocks of a type as one array: they stand one after another in a new first dimension."""

@@ -53,10 +53,16 @@ class CollectiveTable:
         return [
             (
                 f"{r.kind} {r.op}".strip() + ("" if r.times == 1 else f" × {'?' if r.times is None else r.times}"),
-                ",".join(r.axes), str(r.size), str(r.operands), r.dtype, f"{r.nbytes:,}", r.schedule, str(r.source or ""),
+                ",".join(r.axes),
+                str(r.size),
+                str(r.operands),
+                r.dtype,
+                f"{r.nbytes:,}",
+                r.schedule,
+                str(r.source or ""),
             )
             for r in self.rows
-        ]  # fmt: skip
+        ]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -76,9 +82,17 @@ def _row(eqn: Equation, program: Program, times: int | None) -> CollectiveRow:
     dtypes = sorted({dtype_name(a.type.dtype) for a in eqn.inputs})
     size = math.prod(program.axis_sizes[a] for a in axes)
     return CollectiveRow(
-        eqn.primitive.name, lowering(eqn).op, axes, size, len(eqn.inputs), ",".join(dtypes),
-        sum(a.type.nbytes for a in eqn.inputs), _schedule(eqn.params["algorithm"]), eqn.source, times,
-    )  # fmt: skip
+        eqn.primitive.name,
+        lowering(eqn).op,
+        axes,
+        size,
+        len(eqn.inputs),
+        ",".join(dtypes),
+        sum(a.type.nbytes for a in eqn.inputs),
+        _schedule(eqn.params["algorithm"]),
+        eqn.source,
+        times,
+    )
 
 
 def _schedule(algorithm: str | None) -> str:

@@ -225,9 +225,12 @@ class Compiled(_Scheduled):
     """An executable program: call it with arguments of the types it was compiled for."""
 
     def __init__(
-        self, program: Program, signature: Signature, schedules: Mapping[Equation, Schedule],
+        self,
+        program: Program,
+        signature: Signature,
+        schedules: Mapping[Equation, Schedule],
         redistributions: Sequence[_Stage] = (),
-    ):  # fmt: skip
+    ):
         super().__init__(program, signature, redistributions)
         self.schedules = schedules
         mesh = signature.mesh
@@ -386,9 +389,7 @@ def trace_redistribution(given: ArrayLayout, wanted: ArrayLayout, source: Source
     """The program from an Array of one layout to one of another layout on the same mesh."""
     old, new = given.sharding, wanted.sharding
     with at_source(source):
-        program, _ = stage(
-            lambda x: [reshard(x, old, new)], [given.type], axis_sizes=new.mesh.shape, label="redistribute"
-        )
+        program, _ = stage(lambda x: [reshard(x, old, new)], [given.type], axis_sizes=new.mesh.shape, label="redistribute")
     leaf = optree.treespec_leaf()
     arguments = optree.treespec_tuple([leaf])
     return TracedFunction(program, Signature("redistribute", new.mesh, arguments, (given,), ("x",), leaf, (wanted,), (False,)))

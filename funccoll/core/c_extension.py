@@ -11,7 +11,6 @@ from ..config import NATIVE
 __all__ = ["extension", "why_not"]
 
 
-
 def _load() -> tuple[ModuleType | None, str]:
     """The extension, or None with the reason."""
     if NATIVE.read() == "0":

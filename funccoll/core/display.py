@@ -15,9 +15,16 @@ if TYPE_CHECKING:
     from .mesh import Mesh, Sharding
 
 __all__ = [
-    "array_table", "bytes_text", "html_table", "mesh_table", "program_table", "seconds_text", "size_text", "text_table",
+    "array_table",
+    "bytes_text",
+    "html_table",
+    "mesh_table",
+    "program_table",
+    "seconds_text",
+    "size_text",
+    "text_table",
     "titled",
-]  # fmt: skip
+]
 
 
 def seconds_text(seconds: float) -> str:
@@ -97,8 +104,7 @@ def _grid(mesh: Mesh, text: list[str], colour: list[int]) -> str:
         where = dict(list(mesh.coordinates(start).items())[:-1])
         label = " ".join(f"{a}={n}" for a, n in where.items())
         cells = "".join(
-            f'<td style="{_CELL}{_COLOURS[colour[d] % len(_COLOURS)]}">{text[d]}</td>'
-            for d in range(start, start + columns)
+            f'<td style="{_CELL}{_COLOURS[colour[d] % len(_COLOURS)]}">{text[d]}</td>' for d in range(start, start + columns)
         )
         rows.append(f'<tr><th style="{_HEAD}right">{_escape(label)}</th>{cells}</tr>')
     head = ""

@@ -23,21 +23,35 @@ from .interpreter import Traced
 from .types import bfloat16
 
 __all__ = [
-    "MODES", "DTypePromotionWarning", "Mode", "Widening", "Widenings", "as_strict", "note_widening", "recorded", "unrecorded",
-]  # fmt: skip
+    "MODES",
+    "DTypePromotionWarning",
+    "Mode",
+    "Widening",
+    "Widenings",
+    "as_strict",
+    "note_widening",
+    "recorded",
+    "unrecorded",
+]
 
 Mode = Literal["standard", "strict"]
 MODES: tuple[Mode, ...] = ("standard", "strict")
 
 _BITS = {
-    np.dtype(np.float16): 16, bfloat16: 16, np.dtype(np.float32): 32, np.dtype(np.float64): 64, np.dtype(np.complex64): 32,
+    np.dtype(np.float16): 16,
+    bfloat16: 16,
+    np.dtype(np.float32): 32,
+    np.dtype(np.float64): 64,
+    np.dtype(np.complex64): 32,
     np.dtype(np.complex128): 64,
-}  # fmt: skip
+}
 """The bits of a float, for complex dtypes those of each part."""
 
 _CONVERSION = {
-    ("f", 16): "np.float16", ("f", 32): "np.float32", ("c", 32): "np.complex64",
-}  # fmt: skip
+    ("f", 16): "np.float16",
+    ("f", 32): "np.float32",
+    ("c", 32): "np.complex64",
+}
 """Conversions of an operand after which it widens nothing, by its kind and the bits of the other operand."""
 
 
@@ -81,7 +95,7 @@ class Widenings:
         """Add one; raises DTypeError where they are refused."""
         if self.strict:
             raise DTypeError(
-                f"{self.name} is jitted with dtype_promotion=\"strict\", and {widening.before} would become {widening.after}, "
+                f'{self.name} is jitted with dtype_promotion="strict", and {widening.before} would become {widening.after}, '
                 f"by {widening.cause}. {widening.remedy[0].upper()}{widening.remedy[1:]}.",
                 widening.source,
             )
@@ -99,7 +113,7 @@ class Widenings:
         more = f"; {number} more lines widen floats" if number > 1 else "; one more line widens floats" if number else ""
         text = (
             f"{first}{more}. What is computed from it is {first.after} too, at twice the bytes: {first.remedy}. The jitted "
-            "function's .lower(...) lists the lines, and fc.jit(..., dtype_promotion=\"strict\") makes them errors."
+            'function\'s .lower(...) lists the lines, and fc.jit(..., dtype_promotion="strict") makes them errors.'
         )
         warn_at(first.source, DTypePromotionWarning, text, self.namespace)
         known.update(lines)

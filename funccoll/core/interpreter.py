@@ -19,8 +19,19 @@ from .ir import Atom, Equation, Literal, Primitive, Program, Var
 from .types import ArrayType, check_dtype, exported, refuse_objects
 
 __all__ = [
-    "Interpreter", "Traced", "as_array", "bind", "check_eagerly", "current_interpreter", "eager", "evaluate", "leaked",
-    "refuse_subclass", "reports_off", "use_interpreter", "without_reports",
+    "Interpreter",
+    "Traced",
+    "as_array",
+    "bind",
+    "check_eagerly",
+    "current_interpreter",
+    "eager",
+    "evaluate",
+    "leaked",
+    "refuse_subclass",
+    "reports_off",
+    "use_interpreter",
+    "without_reports",
 ]
 
 

@@ -345,8 +345,7 @@ def infer(
             varying = atom.type.varying
         elif varying != atom.type.varying:
             raise VaryingError(
-                f"{primitive.name}: operands vary over {sorted(varying)} and {sorted(atom.type.varying)}; "
-                "a pvary is missing."
+                f"{primitive.name}: operands vary over {sorted(varying)} and {sorted(atom.type.varying)}; a pvary is missing."
             )
     outs = primitive.infer(*types, **params)
     return [ArrayType(t.shape, t.dtype, varying) for t in outs] if varying else outs

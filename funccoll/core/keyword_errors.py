@@ -33,7 +33,8 @@ _WORDS: dict[str, dict[str, str]] = {
     "group": {"axis": "axis: the devices along a mesh axis are a group"},
     "in_shardings": {"in_specs": "in_specs, of fc.P(...)"},
     "lr": {
-        "learning_rate": "learning_rate", "optimizer": "the optimizer's: fc.optim.adam(learning_rate)",
+        "learning_rate": "learning_rate",
+        "optimizer": "the optimizer's: fc.optim.adam(learning_rate)",
     },
     "out_shardings": {"out_specs": "out_specs, of fc.P(...)"},
     "p": {"rate": "rate"},
@@ -44,7 +45,7 @@ _WORDS: dict[str, dict[str, str]] = {
     "split_axis": {"split_dim": "split_dim"},
     "src": {"root": "root"},
     "tiled": {"dim": "nothing: fc.all_gather concatenates along dim, and stack=True makes a new dimension"},
-}  # fmt: skip
+}
 
 
 def explains_keywords(

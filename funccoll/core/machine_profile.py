@@ -34,10 +34,21 @@ from .host_identity import this_host
 from .mesh import number_hosts
 
 __all__ = [
-    "DIRECT_READS", "DirectReads", "HostParameters", "MachineProfile", "MeasuredTimes",
-    "NetworkParameters", "adopt", "check_place", "current", "default_path", "load", "may_change_bits", "release",
+    "DIRECT_READS",
+    "DirectReads",
+    "HostParameters",
+    "MachineProfile",
+    "MeasuredTimes",
+    "NetworkParameters",
+    "adopt",
+    "check_place",
+    "current",
+    "default_path",
+    "load",
+    "may_change_bits",
+    "release",
     "save",
-]  # fmt: skip
+]
 
 FORMAT = 2
 MOST_BYTES = 64 * 1024
@@ -167,17 +178,28 @@ class MachineProfile:
     def to_json(self) -> dict[str, Any]:
         """Plain values, which `from_json` reads."""
         return {
-            "format": FORMAT, "funccoll": self.version, "host": dict(self.host), "date": self.date, "load": dict(self.load),
+            "format": FORMAT,
+            "funccoll": self.version,
+            "host": dict(self.host),
+            "date": self.date,
+            "load": dict(self.load),
             "parameters": [{**asdict(p), "caches": [list(c) for c in p.caches]} for p in self.parameters],
             "measured": [
-                {"collective": m.kind, "ranks": m.ranks, "algorithm": m.algorithm, "bytes": list(m.nbytes),
-                 "seconds": list(m.seconds), "low": list(m.low), "high": list(m.high)}
+                {
+                    "collective": m.kind,
+                    "ranks": m.ranks,
+                    "algorithm": m.algorithm,
+                    "bytes": list(m.nbytes),
+                    "seconds": list(m.seconds),
+                    "low": list(m.low),
+                    "high": list(m.high),
+                }
                 | ({"hosts": list(m.hosts)} if m.hosts else {})
                 for m in self.measured
             ],
             **({"network": [asdict(n) for n in self.network]} if self.network else {}),
             "direct_reads": asdict(self.direct_reads),
-        }  # fmt: skip
+        }
 
     @classmethod
     def from_json(cls, found: Any) -> MachineProfile:
@@ -195,9 +217,10 @@ class MachineProfile:
         load = {_text(key, "load"): _number(value, "load", 0) for key, value in load.items()}
         host = _mapping(found.get("host"), "its host")
         host = {
-            "name": _text(host.get("name"), "host's name"), "cpu": _text(host.get("cpu"), "host's cpu"),
+            "name": _text(host.get("name"), "host's name"),
+            "cpu": _text(host.get("cpu"), "host's cpu"),
             "cores": _whole(host.get("cores"), "host's number of cores", 1),
-        }  # fmt: skip
+        }
         direct = _direct_reads(found["direct_reads"]) if "direct_reads" in found else DIRECT_READS
         return cls(host, _text(found.get("date"), "date"), load, parameters, measured, network=network, direct_reads=direct)
 
@@ -248,9 +271,13 @@ def _parameters(value: Any) -> HostParameters:
         raise ValueError("its caches are not at most four pairs")
     levels = [(float(_number(c, "caches", 1)), float(_number(excess, "caches", 0, 1e6))) for c, excess in caches]
     return HostParameters(
-        _whole(found.get("ranks"), "ranks", 2), number("start", 0), number("alpha", 0), number("beta", 0), number("gamma", 0),
+        _whole(found.get("ranks"), "ranks", 2),
+        number("start", 0),
+        number("alpha", 0),
+        number("beta", 0),
+        number("gamma", 0),
         tuple(levels),
-    )  # fmt: skip
+    )
 
 
 def _network(value: Any) -> NetworkParameters:
@@ -270,9 +297,7 @@ def _measured(value: Any) -> MeasuredTimes:
     sizes = tuple(_whole(n, "bytes", 1) for n in _list(found, "bytes"))
     if any(n >= m for n, m in pairwise(sizes)):
         raise ValueError("its sizes do not ascend")
-    columns = [
-        tuple(float(_number(t, name, 1e-12, 1e6)) for t in _list(found, name)) for name in ("seconds", "low", "high")
-    ]
+    columns = [tuple(float(_number(t, name, 1e-12, 1e6)) for t in _list(found, name)) for name in ("seconds", "low", "high")]
     if any(len(column) != len(sizes) for column in columns):
         raise ValueError("its columns of times and sizes are not of one length")
     kind, algorithm = (_text(found.get(name), name) for name in ("collective", "algorithm"))
@@ -412,5 +437,3 @@ def _own(named: str) -> MachineProfile | None:
 
 def _warn(path: Path, why: str, remedy: str) -> None:
     warnings.warn(f"funccoll: the machine profile {path} is ignored: {why}. {remedy}.", RuntimeWarning, stacklevel=2)
-
-

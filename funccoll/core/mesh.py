@@ -19,9 +19,16 @@ if TYPE_CHECKING:
     from ..draw.drawing import Drawing
 
 __all__ = [
-    "Mesh", "P", "ReplicaGroups", "Sharding", "abstract_mesh", "check_hosts", "copies_of_devices",
-    "copy_coordinates", "number_hosts",
-]  # fmt: skip
+    "Mesh",
+    "P",
+    "ReplicaGroups",
+    "Sharding",
+    "abstract_mesh",
+    "check_hosts",
+    "copies_of_devices",
+    "copy_coordinates",
+    "number_hosts",
+]
 
 
 def _device_ids(devices: Sequence[int] | None) -> Sequence[int] | None:
@@ -126,12 +133,17 @@ class Mesh:
         "size",
         "sizes",
         "transport",
-    )  # fmt: skip
+    )
 
     def __init__(
-        self, axes: Mapping[str, int], devices: Sequence[int] | None = None, process: int | None = None, transport: Any = None,
-        device_type: str = "cpu", hosts: int | Sequence[int] = (),
-    ):  # fmt: skip
+        self,
+        axes: Mapping[str, int],
+        devices: Sequence[int] | None = None,
+        process: int | None = None,
+        transport: Any = None,
+        device_type: str = "cpu",
+        hosts: int | Sequence[int] = (),
+    ):
         if not isinstance(axes, Mapping):
             raise MeshError(f'a mesh is made from a dict of axis names and sizes, such as {{"data": 4}}, not from {axes!r}.')
         for name, size in axes.items():

@@ -27,7 +27,7 @@ class named_scope(ContextDecorator):
 
     def __init__(self, name: str):
         if not isinstance(name, str) or not name.strip() or len(name.splitlines()) > 1:
-            raise TraceError(f"named_scope takes a name in one line, such as \"attention\", not {name!r:.60}.")
+            raise TraceError(f'named_scope takes a name in one line, such as "attention", not {name!r:.60}.')
         self.name = name
 
     def __enter__(self) -> named_scope:

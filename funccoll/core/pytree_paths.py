@@ -38,9 +38,11 @@ def parameter_names(signature: inspect.Signature | None, count: int) -> list[str
 
 
 def argument_names(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
     positions: Sequence[int] | None = None,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """The names of the leaves of a call's arguments, in the order of optree; with `positions` of these arguments alone."""
     chosen = range(len(args)) if positions is None else positions
     heads = parameter_names(signature_of(fn), len(args))

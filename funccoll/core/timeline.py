@@ -75,9 +75,11 @@ class Timeline:
         if len({len(column) for column in columns}) > 1:
             raise FunccollError(f"{self.title}: the columns of a timeline have {[len(c) for c in columns]} entries.")
         limits = (
-            ("rank", self.rank, 0, self.nranks), ("activity", self.activity, 0, len(ACTIVITIES)),
-            ("peer", self.peer, -1, self.nranks), ("text", self.text, 0, len(self.texts)),
-        )  # fmt: skip
+            ("rank", self.rank, 0, self.nranks),
+            ("activity", self.activity, 0, len(ACTIVITIES)),
+            ("peer", self.peer, -1, self.nranks),
+            ("text", self.text, 0, len(self.texts)),
+        )
         for name, column, low, stop in limits:
             if len(column) and not (low <= column.min() and column.max() < stop):
                 raise FunccollError(f"{self.title}: a span's {name} is not from {low} to {stop - 1}.")
@@ -95,10 +97,18 @@ class Timeline:
         columns = list(zip(*ordered, strict=True)) or [()] * len(Span._fields)
         rank, start, end, activity, peer, _, _, channel = columns
         return cls(
-            title, nranks, np.array(rank, np.int32), np.array(start, np.float64), np.array(end, np.float64),
-            np.array([ACTIVITIES.index(a) for a in activity], np.int8), np.array(peer, np.int32), np.array(numbers, np.int32),
-            list(texts), np.array(channel, np.int32), kind,
-        )  # fmt: skip
+            title,
+            nranks,
+            np.array(rank, np.int32),
+            np.array(start, np.float64),
+            np.array(end, np.float64),
+            np.array([ACTIVITIES.index(a) for a in activity], np.int8),
+            np.array(peer, np.int32),
+            np.array(numbers, np.int32),
+            list(texts),
+            np.array(channel, np.int32),
+            kind,
+        )
 
     def __len__(self) -> int:
         return len(self.rank)
@@ -154,18 +164,27 @@ class Timeline:
         events: list[dict[str, object]] = [
             {"ph": "M", "name": "process_name", "pid": r, "tid": 0, "args": {"name": f"rank {r}"}} for r in range(self.nranks)
         ]
-        events += [{"ph": "M", "name": "process_sort_index", "pid": r, "tid": 0, "args": {"sort_index": r}}
-                   for r in range(self.nranks)]  # fmt: skip
+        events += [
+            {"ph": "M", "name": "process_sort_index", "pid": r, "tid": 0, "args": {"sort_index": r}} for r in range(self.nranks)
+        ]
         for span in self:
             args: dict[str, object] = {"source": span.source} if span.source else {}
             if scope := scope_of(span.source):
                 args["scope"] = scope
             if span.peer >= 0:
                 args["waits for rank" if span.activity == "wait" else "reads rank"] = span.peer
-            events.append({
-                "ph": "X", "name": span.label or span.activity, "cat": span.activity, "pid": span.rank, "tid": span.channel,
-                "ts": _microseconds(span.start), "dur": _microseconds(span.end - span.start), "args": args,
-            })  # fmt: skip
+            events.append(
+                {
+                    "ph": "X",
+                    "name": span.label or span.activity,
+                    "cat": span.activity,
+                    "pid": span.rank,
+                    "tid": span.channel,
+                    "ts": _microseconds(span.start),
+                    "dur": _microseconds(span.end - span.start),
+                    "args": args,
+                }
+            )
         other = {"title": self.title, "kind": self.kind}
         text = json.dumps({"traceEvents": events, "displayTimeUnit": "ns", "otherData": other}, allow_nan=False)
         if path is not None:

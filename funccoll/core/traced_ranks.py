@@ -27,8 +27,9 @@ def note_rank(depth: int) -> None:
         return
     position = " or ".join(f"fc.axis_index({axis!r})" for axis, size in sizes.items() if size > 1)
     warn_at(
-        user_source(), TracedRankWarning,
+        user_source(),
+        TracedRankWarning,
         f"fc.rank() is read while {getattr(trace, 'label', 'a function')} is traced: it is this process's number, a constant "
         f"of the program, 0 on all {math.prod(sizes.values())} devices of the mesh. A device's own position is {position}; "
         "np.where(...) decides by it. What is done once for each process stands outside of the traced function.",
-    )  # fmt: skip
+    )

@@ -14,9 +14,17 @@ import numpy as np
 from ..errors import DTypeError, registration_remedy, without_value
 
 __all__ = [
-    "ArrayType", "bfloat16", "check_dtype", "dtype_name", "exported", "is_inexact", "refuse_objects", "type_of", "types_text",
+    "ArrayType",
+    "bfloat16",
+    "check_dtype",
+    "dtype_name",
+    "exported",
+    "is_inexact",
+    "refuse_objects",
+    "type_of",
+    "types_text",
     "wide_dtype",
-]  # fmt: skip
+]
 
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
 """The 16-bit float with float32's exponent, as a NumPy dtype."""

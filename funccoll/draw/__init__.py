@@ -22,9 +22,17 @@ from .space_time_diagram import space_time
 from .timeline_lanes import timelines
 
 __all__ = [
-    "Drawing", "buckets", "chunk_table", "costs", "draw_schedule", "link_matrix", "program", "sharding", "space_time",
+    "Drawing",
+    "buckets",
+    "chunk_table",
+    "costs",
+    "draw_schedule",
+    "link_matrix",
+    "program",
+    "sharding",
+    "space_time",
     "timelines",
-]  # fmt: skip
+]
 
 _OF_SCHEDULES = {"space_time": space_time, "link_matrix": link_matrix, "chunk_table": chunk_table}
 
@@ -32,8 +40,9 @@ _OF_SCHEDULES = {"space_time": space_time, "link_matrix": link_matrix, "chunk_ta
 def draw_schedule(schedule: Schedule, kind: str, **options: Any) -> Drawing:
     """Draw a schedule by the function named `kind`. Raises DrawingError, with the names that exist, for another."""
     if kind not in _OF_SCHEDULES:
-        raise DrawingError(f"unknown drawing {kind!r} of a schedule.{similar(kind, _OF_SCHEDULES)} Use one of "
-                           f"{', '.join(_OF_SCHEDULES)}.")  # fmt: skip
+        raise DrawingError(
+            f"unknown drawing {kind!r} of a schedule.{similar(kind, _OF_SCHEDULES)} Use one of {', '.join(_OF_SCHEDULES)}."
+        )
     return _OF_SCHEDULES[kind](schedule, **options)
 
 

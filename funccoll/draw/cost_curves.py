@@ -43,9 +43,14 @@ class _Point(NamedTuple):
 
 
 def costs(
-    kind: str, topology: Topology | int, sizes: Sequence[int] | None = None, algorithms: Sequence[str] | None = None, *,
-    dtype: Any = None, theme: str | None = None,
-) -> Drawing:  # fmt: skip
+    kind: str,
+    topology: Topology | int,
+    sizes: Sequence[int] | None = None,
+    algorithms: Sequence[str] | None = None,
+    *,
+    dtype: Any = None,
+    theme: str | None = None,
+) -> Drawing:
     """Draw the time that the cost model predicts for a collective's algorithms against the bytes of one rank's data.
 
     `topology` may be a number of ranks, which stands for `Topology.one_host`. The curve of the algorithm that `select` chooses
@@ -300,8 +305,9 @@ def _marked(changes: list[_Change], crossings: list[_Change], y: Axis) -> list[M
     for c, bottom in zip(changes, at, strict=True):
         marks.append(Curve([c.point.nbytes, c.point.nbytes], [bottom, c.point.seconds[c.after]], "muted", 0.8))
     for found, colour, symbol, what in (
-        (crossings, "muted", "dot", "cheaper than"), (changes, "ink", "diamond", "chosen in place of"),
-    ):  # fmt: skip
+        (crossings, "muted", "dot", "cheaper than"),
+        (changes, "ink", "diamond", "chosen in place of"),
+    ):
         hover = [f"{c.after} is {what} {c.before} from {size_text(c.point.nbytes)} on" for c in found]
         xs, ys = [c.point.nbytes for c in found], [c.point.seconds[c.after] for c in found]
         marks.append(Points(xs, ys, [colour] * len(found), hover, symbol, 5.0 if symbol == "dot" else 6.0))

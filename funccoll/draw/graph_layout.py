@@ -75,9 +75,7 @@ def _layers(reads: Sequence[Sequence[int]]) -> list[int]:
     return [layer[s] if reads[s] else max(0, first[s] - 1) for s in range(len(reads))]
 
 
-def _positions(
-    rows: list[list[int]], above: list[list[int]], below: list[list[int]], wide: Sequence[float]
-) -> list[float]:
+def _positions(rows: list[list[int]], above: list[list[int]], below: list[list[int]], wide: Sequence[float]) -> list[float]:
     """Places across, in sweeps down and up: sorted by the mean of the neighbours, then as near to it as boxes allow."""
     x = [0.0] * len(wide)
     for row in rows:

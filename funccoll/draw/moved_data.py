@@ -87,9 +87,13 @@ def transfers(schedule: Schedule) -> MovedData:
 
 
 def _of_batch(
-    batch: Batch, p: int, names: _DataNames, before: np.ndarray | None, after: np.ndarray | None,
+    batch: Batch,
+    p: int,
+    names: _DataNames,
+    before: np.ndarray | None,
+    after: np.ndarray | None,
     executor: SymbolicExecutor | None,
-) -> list[Transfer]:  # fmt: skip
+) -> list[Transfer]:
     out = []
     dsts, srcs, rows = expand(batch, p)
     line = str(batch.source) if batch.source else ""

@@ -11,9 +11,17 @@ from ..errors import MissingPackageError
 from .scene import Axis
 
 __all__ = [
-    "LABEL_SIZE", "LEGEND_SIZE", "NOTE_SIZE", "PANEL_TITLE_SIZE", "TICK_SIZE", "TITLE_SIZE", "estimated_width", "missing",
-    "visible_ticks", "wrapped",
-]  # fmt: skip
+    "LABEL_SIZE",
+    "LEGEND_SIZE",
+    "NOTE_SIZE",
+    "PANEL_TITLE_SIZE",
+    "TICK_SIZE",
+    "TITLE_SIZE",
+    "estimated_width",
+    "missing",
+    "visible_ticks",
+    "wrapped",
+]
 
 TITLE_SIZE, NOTE_SIZE, PANEL_TITLE_SIZE, LABEL_SIZE, TICK_SIZE, LEGEND_SIZE = 11.0, 8.5, 9.0, 9.0, 8.0, 8.5
 """Sizes of texts in points."""

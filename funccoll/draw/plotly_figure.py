@@ -120,39 +120,74 @@ class _Page:
         if self.scene.shared_x and place:
             layout[f"xaxis{suffix}"]["matches"] = "x"
         layout[f"yaxis{suffix}"] = {
-            **_axis(panel.y, inner_height, False, theme), "domain": [bottom, top], "anchor": f"x{suffix}",
-        }  # fmt: skip
+            **_axis(panel.y, inner_height, False, theme),
+            "domain": [bottom, top],
+            "anchor": f"x{suffix}",
+        }
         if panel.title and not self.scene.steps:
-            layout.setdefault("annotations", []).append({
-                "text": f"<b>{html.escape(panel.title)}</b>", "x": left, "y": top, "xref": "paper", "yref": "paper",
-                "xanchor": "left", "yanchor": "bottom", "showarrow": False,
-                "font": {"size": 12, "color": theme.colour("ink")},
-            })  # fmt: skip
+            layout.setdefault("annotations", []).append(
+                {
+                    "text": f"<b>{html.escape(panel.title)}</b>",
+                    "x": left,
+                    "y": top,
+                    "xref": "paper",
+                    "yref": "paper",
+                    "xanchor": "left",
+                    "yanchor": "bottom",
+                    "showarrow": False,
+                    "font": {"size": 12, "color": theme.colour("ink")},
+                }
+            )
 
     def headings(self, theme: Theme) -> list[dict[str, Any]]:
         """The title and the notes; plotly's own title does not know where its second line ends."""
         out, y = [], 10.0
         for lines, size, role, form in ((self.title, TITLE_SIZE, "ink", "<b>{}</b>"), (self.notes, NOTE_SIZE, "muted", "{}")):
             for line in lines:
-                out.append({
-                    "text": form.format(html.escape(line)), "x": 0, "y": 1, "xref": "paper", "yref": "paper", "xshift": 12,
-                    "yshift": -round(y), "xanchor": "left", "yanchor": "top", "showarrow": False, "borderpad": 0,
-                    "font": {"size": round(size * POINT), "color": theme.colour(role)},
-                })  # fmt: skip
+                out.append(
+                    {
+                        "text": form.format(html.escape(line)),
+                        "x": 0,
+                        "y": 1,
+                        "xref": "paper",
+                        "yref": "paper",
+                        "xshift": 12,
+                        "yshift": -round(y),
+                        "xanchor": "left",
+                        "yanchor": "top",
+                        "showarrow": False,
+                        "borderpad": 0,
+                        "font": {"size": round(size * POINT), "color": theme.colour(role)},
+                    }
+                )
                 y += size * 1.4 * POINT
         return out
 
     def layout(self, theme: Theme) -> dict[str, Any]:
         ink = theme.colour("ink")
         return {
-            "width": round(self.width), "height": round(self.height), "margin": {"l": 0, "r": 0, "t": 0, "b": 0, "pad": 0},
-            "paper_bgcolor": theme.surface, "plot_bgcolor": theme.surface,
-            "font": {"family": _FONT, "size": 12, "color": ink}, "hovermode": "closest", "barmode": "overlay", "bargap": 0,
+            "width": round(self.width),
+            "height": round(self.height),
+            "margin": {"l": 0, "r": 0, "t": 0, "b": 0, "pad": 0},
+            "paper_bgcolor": theme.surface,
+            "plot_bgcolor": theme.surface,
+            "font": {"family": _FONT, "size": 12, "color": ink},
+            "hovermode": "closest",
+            "barmode": "overlay",
+            "bargap": 0,
             "hoverlabel": {"align": "left", "bgcolor": theme.band, "bordercolor": theme.grid, "font": {"color": ink}},
             "showlegend": bool(self.scene.legend),
-            "legend": {"orientation": "h", "x": 0, "y": 0, "yanchor": "bottom", "xanchor": "left", "itemclick": False,
-                       "itemdoubleclick": False, "font": {"size": round(LEGEND_SIZE * POINT), "color": ink}},
-        }  # fmt: skip
+            "legend": {
+                "orientation": "h",
+                "x": 0,
+                "y": 0,
+                "yanchor": "bottom",
+                "xanchor": "left",
+                "itemclick": False,
+                "itemdoubleclick": False,
+                "font": {"size": round(LEGEND_SIZE * POINT), "color": ink},
+            },
+        }
 
 
 def _left(panel: Panel) -> float:
@@ -165,14 +200,24 @@ def _axis(axis: Axis, inches: float, horizontal: bool, theme: Theme) -> dict[str
     ticks = visible_ticks(axis, inches, horizontal)
     ends = [math.log10(axis.lower), math.log10(axis.upper)] if axis.log else [axis.lower, axis.upper]
     return {
-        "type": "log" if axis.log else "linear", "range": ends[::-1] if axis.reversed else ends,
-        "title": {"text": html.escape(axis.label), "standoff": 6,
-                  "font": {"size": round(LABEL_SIZE * POINT), "color": theme.colour("muted")}},
-        "tickmode": "array", "tickvals": [plotly_number(v) for v, _ in ticks], "ticktext": [html.escape(t) for _, t in ticks],
-        "tickfont": {"size": round(TICK_SIZE * POINT), "color": theme.colour("ink")}, "showgrid": axis.grid,
-        "gridcolor": theme.colour("grid"), "zeroline": False, "showline": False, "ticks": "",
+        "type": "log" if axis.log else "linear",
+        "range": ends[::-1] if axis.reversed else ends,
+        "title": {
+            "text": html.escape(axis.label),
+            "standoff": 6,
+            "font": {"size": round(LABEL_SIZE * POINT), "color": theme.colour("muted")},
+        },
+        "tickmode": "array",
+        "tickvals": [plotly_number(v) for v, _ in ticks],
+        "ticktext": [html.escape(t) for _, t in ticks],
+        "tickfont": {"size": round(TICK_SIZE * POINT), "color": theme.colour("ink")},
+        "showgrid": axis.grid,
+        "gridcolor": theme.colour("grid"),
+        "zeroline": False,
+        "showline": False,
+        "ticks": "",
         "ticklabelstandoff": 4,
-    }  # fmt: skip
+    }
 
 
 def _slider(scene: Scene, theme: Theme, owners: list[int], first: int, page: _Page) -> dict[str, Any]:
@@ -182,8 +227,18 @@ def _slider(scene: Scene, theme: Theme, owners: list[int], first: int, page: _Pa
     ]
     y = (page.legend + page.slider) / page.height
     return {
-        "active": first, "steps": steps, "x": page.left[0] / page.width, "len": 1 - (page.left[0] + 24) / page.width,
-        "y": y, "yanchor": "top", "pad": {"t": 2, "b": 0}, "currentvalue": {"prefix": "", "font": {"size": 13}},
-        "tickcolor": theme.colour("muted"), "bgcolor": theme.colour("grid"), "bordercolor": theme.colour("grid"),
-        "activebgcolor": theme.colour("accent"), "font": {"size": 10, "color": theme.colour("ink")}, "minorticklen": 0,
-    }  # fmt: skip
+        "active": first,
+        "steps": steps,
+        "x": page.left[0] / page.width,
+        "len": 1 - (page.left[0] + 24) / page.width,
+        "y": y,
+        "yanchor": "top",
+        "pad": {"t": 2, "b": 0},
+        "currentvalue": {"prefix": "", "font": {"size": 13}},
+        "tickcolor": theme.colour("muted"),
+        "bgcolor": theme.colour("grid"),
+        "bordercolor": theme.colour("grid"),
+        "activebgcolor": theme.colour("accent"),
+        "font": {"size": 10, "color": theme.colour("ink")},
+        "minorticklen": 0,
+    }

@@ -22,9 +22,14 @@ _EQUATIONS, _WIDE = 48, 11.5
 _BANDS = 16
 """The most depths that are drawn one by one in the summary form."""
 _COLOURS = {
-    "collective": "c1", "effect": "c1", "compute": "band", "local": "tc5", "higher": "band", "fence": "band",
+    "collective": "c1",
+    "effect": "c1",
+    "compute": "band",
+    "local": "tc5",
+    "higher": "band",
+    "fence": "band",
     "value": "surface",
-}  # fmt: skip
+}
 
 
 @dataclass

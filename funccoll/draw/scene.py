@@ -11,9 +11,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = [
-    "Arrows", "Axis", "Boxes", "Cells", "Curve", "LegendEntry", "Mark", "Panel", "Points", "Scene", "Texts", "isotonic",
-    "shown_steps", "spread", "time_axis",
-]  # fmt: skip
+    "Arrows",
+    "Axis",
+    "Boxes",
+    "Cells",
+    "Curve",
+    "LegendEntry",
+    "Mark",
+    "Panel",
+    "Points",
+    "Scene",
+    "Texts",
+    "isotonic",
+    "shown_steps",
+    "spread",
+    "time_axis",
+]
 
 
 @dataclass(frozen=True)

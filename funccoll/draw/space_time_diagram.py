@@ -59,10 +59,16 @@ def _detailed(schedule: Schedule) -> Scene:
     marks.append(_arrows(messages, boxed, ncolours, box, 0.7 if dense else 1.3))
     if moved.local:
         rows = sorted({(t.round, t.source): t for t in moved.local}.items())
-        marks.append(Points(
-            [r + 0.5 for (r, _), _ in rows], [s for (_, s), _ in rows], ["muted"] * len(rows),
-            [f"round {r}: rank {s} copies within its own memory" for (r, s), _ in rows], "dot", 3.4,
-        ))  # fmt: skip
+        marks.append(
+            Points(
+                [r + 0.5 for (r, _), _ in rows],
+                [s for (_, s), _ in rows],
+                ["muted"] * len(rows),
+                [f"round {r}: rank {s} copies within its own memory" for (r, s), _ in rows],
+                "dot",
+                3.4,
+            )
+        )
     ticks = tuple((r + 0.5, str(r)) for r in range(schedule.nrounds))
     x = Axis(0.0, float(rounds), "round", ticks)
     notes = () if moved.between else ("Nothing moves between ranks.",)
@@ -105,9 +111,12 @@ def _sent_boxes(between: list[Transfer], ncolours: int, wide: float) -> tuple[Bo
 
 
 def _arrows(
-    messages: dict[tuple[int, int, int, int], list[Transfer]], boxed: set[tuple[int, int, int]], ncolours: int, box: float,
+    messages: dict[tuple[int, int, int, int], list[Transfer]],
+    boxed: set[tuple[int, int, int]],
+    ncolours: int,
+    box: float,
     thin: float,
-) -> Arrows:  # fmt: skip
+) -> Arrows:
     rows = []
     for (r, hop, source, destination), ts in sorted(messages.items()):
         first = r + 0.5 * hop

@@ -141,8 +141,9 @@ def page(scene: Scene, theme: Theme) -> Any:
     figure = Figure(figsize=(width, height), facecolor=theme.surface)
 
     def text(x: float, y: float, words: str, size: float, role: str, bold: bool = False) -> None:
-        figure.text(x / width, y / height, words, color=theme.colour(role), fontproperties=_font(size, bold), va="top",
-                    parse_math=False)  # fmt: skip
+        figure.text(
+            x / width, y / height, words, color=theme.colour(role), fontproperties=_font(size, bold), va="top", parse_math=False
+        )
 
     y = height - _EDGE
     for line in title:
@@ -229,8 +230,15 @@ def _legend(
             x, y = x + _EDGE, i + 0.5
             sample = _sample(entry, x, y)
             _MARKS[type(sample)](axes, sample, area, theme, 2.0)
-            axes.text(x + 0.31, y, entry.text, color=theme.colour("ink"), fontproperties=_font(LEGEND_SIZE), va="center",
-                      parse_math=False)  # fmt: skip
+            axes.text(
+                x + 0.31,
+                y,
+                entry.text,
+                color=theme.colour("ink"),
+                fontproperties=_font(LEGEND_SIZE),
+                va="center",
+                parse_math=False,
+            )
 
 
 def _sample(entry: LegendEntry, x: float, y: float) -> Mark:
@@ -284,10 +292,14 @@ def _boxes(axes: Any, mark: Boxes, panel: Panel, theme: Theme, order: float) -> 
     edge: Any = fills if mark.edge == "fill" else theme.colour(mark.edge) if mark.edge else "none"
     axes.add_collection(
         PolyCollection(
-            [((a, c), (b, c), (b, d), (a, d)) for a, b, c, d in corners], facecolors=fills, edgecolors=edge,
-            linewidths=0.7 if mark.edge else 0.0, zorder=order,
-        ), autolim=False,
-    )  # fmt: skip
+            [((a, c), (b, c), (b, d), (a, d)) for a, b, c, d in corners],
+            facecolors=fills,
+            edgecolors=edge,
+            linewidths=0.7 if mark.edge else 0.0,
+            zorder=order,
+        ),
+        autolim=False,
+    )
     sx, sy = _inches_per_unit(panel)
     for i, text in enumerate(mark.text):
         wide, tall = abs(mark.x1[i] - mark.x0[i]) * sx, abs(mark.y1[i] - mark.y0[i]) * sy
@@ -302,8 +314,18 @@ def _inside(axes: Any, x: float, y: float, text: str, wide: float, tall: float, 
         least = max(map(len, lines)) * size * 0.25 / 72  # a quick answer for the many boxes that are far too small
         fits = len(lines) * size * 1.2 / 72 <= tall and least < wide
         if fits and all(_measured(t, size) <= wide - 0.03 for t in lines):
-            axes.text(x, y, text, color=colour, fontproperties=_font(size), ha="center", va="center_baseline",
-                      zorder=order + 0.5, parse_math=False, linespacing=1.15)  # fmt: skip
+            axes.text(
+                x,
+                y,
+                text,
+                color=colour,
+                fontproperties=_font(size),
+                ha="center",
+                va="center_baseline",
+                zorder=order + 0.5,
+                parse_math=False,
+                linespacing=1.15,
+            )
             return
 
 
@@ -353,16 +375,32 @@ def _arrows(axes: Any, mark: Arrows, panel: Panel, theme: Theme, order: float) -
     if rings:
         xs, ys = [mark.x1[i] for i in rings], [mark.y1[i] for i in rings]
         edges = [colours[i] for i in rings]
-        axes.scatter(xs, ys, s=30, marker="o", facecolors=theme.surface, edgecolors=edges, linewidths=1.1, zorder=order + 0.1,
-                     clip_on=False)  # fmt: skip
+        axes.scatter(
+            xs,
+            ys,
+            s=30,
+            marker="o",
+            facecolors=theme.surface,
+            edgecolors=edges,
+            linewidths=1.1,
+            zorder=order + 0.1,
+            clip_on=False,
+        )
         axes.scatter(xs, ys, s=17, marker="+", c=edges, linewidths=1.0, zorder=order + 0.2, clip_on=False)
 
 
 def _curve(axes: Any, mark: Curve, panel: Panel, theme: Theme, order: float) -> None:
     axes.plot(
-        list(mark.x), list(mark.y), color=theme.colour(mark.colour), linewidth=mark.width,
-        linestyle=(0, (3, 2)) if mark.dash else "solid", solid_capstyle="round", zorder=order, scalex=False, scaley=False,
-    )  # fmt: skip
+        list(mark.x),
+        list(mark.y),
+        color=theme.colour(mark.colour),
+        linewidth=mark.width,
+        linestyle=(0, (3, 2)) if mark.dash else "solid",
+        solid_capstyle="round",
+        zorder=order,
+        scalex=False,
+        scaley=False,
+    )
 
 
 _SYMBOLS = {"dot": "o", "diamond": "D", "bar": "|"}
@@ -370,17 +408,37 @@ _SYMBOLS = {"dot": "o", "diamond": "D", "bar": "|"}
 
 def _points(axes: Any, mark: Points, panel: Panel, theme: Theme, order: float) -> None:
     axes.scatter(
-        list(mark.x), list(mark.y), c=[theme.colour(c) for c in mark.colour], s=mark.size**2, marker=_SYMBOLS[mark.symbol],
-        linewidths=1.2 if mark.symbol == "bar" else 0.0, zorder=order, clip_on=False,
-    )  # fmt: skip
+        list(mark.x),
+        list(mark.y),
+        c=[theme.colour(c) for c in mark.colour],
+        s=mark.size**2,
+        marker=_SYMBOLS[mark.symbol],
+        linewidths=1.2 if mark.symbol == "bar" else 0.0,
+        zorder=order,
+        clip_on=False,
+    )
 
 
 def _texts(axes: Any, mark: Texts, panel: Panel, theme: Theme, order: float) -> None:
     for x, y, text in zip(mark.x, mark.y, mark.text, strict=True):
-        axes.text(x, y, text, color=theme.colour(mark.colour), fontproperties=_font(mark.size, mark.bold), ha=mark.align,
-                  va="center", zorder=order, parse_math=False)  # fmt: skip
+        axes.text(
+            x,
+            y,
+            text,
+            color=theme.colour(mark.colour),
+            fontproperties=_font(mark.size, mark.bold),
+            ha=mark.align,
+            va="center",
+            zorder=order,
+            parse_math=False,
+        )
 
 
 _MARKS: dict[type[Mark], Callable[[Any, Any, Panel, Theme, float], None]] = {
-    Boxes: _boxes, Cells: _cells, Arrows: _arrows, Curve: _curve, Points: _points, Texts: _texts,
-}  # fmt: skip
+    Boxes: _boxes,
+    Cells: _cells,
+    Arrows: _arrows,
+    Curve: _curve,
+    Points: _points,
+    Texts: _texts,
+}

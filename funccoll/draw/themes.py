@@ -23,13 +23,29 @@ LEAST_CONTRAST = 4.5
 """Contrast of text that WCAG's level AA asks for."""
 
 _BLUE, _VERMILLION, _GREEN, _PURPLE, _ORANGE, _SKY, _YELLOW = (
-    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442",
-)  # fmt: skip
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+    "#f0e442",
+)
 PALETTE = 8
 """Colours that are told apart by hue; more of them come from the ramp."""
 _VIRIDIS = (
-    "#440154", "#482475", "#414487", "#355f8d", "#2a788e", "#21918c", "#22a884", "#44bf70", "#7ad151", "#bddf26", "#fde725",
-)  # fmt: skip
+    "#440154",
+    "#482475",
+    "#414487",
+    "#355f8d",
+    "#2a788e",
+    "#21918c",
+    "#22a884",
+    "#44bf70",
+    "#7ad151",
+    "#bddf26",
+    "#fde725",
+)
 
 
 @dataclass(frozen=True)
@@ -60,15 +76,29 @@ THEMES = {
     t.name: t
     for t in (
         Theme(
-            "light", "#ffffff", "#1f2328", "#57606a", "#d8dee4", "#f3f5f7", _BLUE,
-            (_BLUE, _VERMILLION, _GREEN, _PURPLE, _ORANGE, _SKY, "#1f2328", "#b5a800"), (0.0, 0.86),
+            "light",
+            "#ffffff",
+            "#1f2328",
+            "#57606a",
+            "#d8dee4",
+            "#f3f5f7",
+            _BLUE,
+            (_BLUE, _VERMILLION, _GREEN, _PURPLE, _ORANGE, _SKY, "#1f2328", "#b5a800"),
+            (0.0, 0.86),
         ),
         Theme(
-            "dark", "#14181d", "#e8ecf0", "#a3adb8", "#363e47", "#1e242b", _SKY,
-            (_SKY, _ORANGE, _GREEN, _PURPLE, _YELLOW, _VERMILLION, "#e8ecf0", "#4a90d9"), (0.16, 1.0),
+            "dark",
+            "#14181d",
+            "#e8ecf0",
+            "#a3adb8",
+            "#363e47",
+            "#1e242b",
+            _SKY,
+            (_SKY, _ORANGE, _GREEN, _PURPLE, _YELLOW, _VERMILLION, "#e8ecf0", "#4a90d9"),
+            (0.16, 1.0),
         ),
     )
-}  # fmt: skip
+}
 """The themes by name. Yellow on a light page is darkened, blue on a dark one lightened: both would hardly show."""
 
 
@@ -124,10 +154,16 @@ def _luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-_TO_CONES = ((0.4122214708, 0.5363325363, 0.0514459929), (0.2119034982, 0.6806995451, 0.1073969566),
-             (0.0883024619, 0.2817188376, 0.6299787005))  # fmt: skip
-_FROM_CONES = ((4.0767416621, -3.3077115913, 0.2309699292), (-1.2684380046, 2.6097574011, -0.3413193965),
-               (-0.0041960863, -0.7034186147, 1.7076147010))  # fmt: skip
+_TO_CONES = (
+    (0.4122214708, 0.5363325363, 0.0514459929),
+    (0.2119034982, 0.6806995451, 0.1073969566),
+    (0.0883024619, 0.2817188376, 0.6299787005),
+)
+_FROM_CONES = (
+    (4.0767416621, -3.3077115913, 0.2309699292),
+    (-1.2684380046, 2.6097574011, -0.3413193965),
+    (-0.0041960863, -0.7034186147, 1.7076147010),
+)
 
 
 def _blend(one: str, other: str, part: float) -> str:

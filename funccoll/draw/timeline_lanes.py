@@ -89,9 +89,7 @@ def _words(timeline: Timeline) -> str:
     return f"{timeline.title}: {timeline.kind}, {seconds_text(timeline.seconds)}"
 
 
-def _panel(
-    timeline: Timeline, doing: np.ndarray, what: Sequence[str], seconds: float, notes: list[str], title: str
-) -> Panel:
+def _panel(timeline: Timeline, doing: np.ndarray, what: Sequence[str], seconds: float, notes: list[str], title: str) -> Panel:
     p = timeline.nranks
     lanes = Lanes.of(p, _LANES) if p > _RANKS else Lanes(p, 1)
     if p > _RANKS or len(timeline) > _SPANS:

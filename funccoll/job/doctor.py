@@ -35,9 +35,11 @@ __all__ = ["examine"]
 _ROOMY = 64 << 30  # bytes of address space that a rank's memory may take
 _EXTRAS = (
     # distribution, where it will be or is used, the extra of funccoll that installs it today
-    ("torch", "funccoll.torch", "torch"), ("jax", "its adapter is planned", ""),
-    ("scikit-learn", "the demo", "demo"), ("matplotlib", "notebooks", "notebooks"),
-)  # fmt: skip
+    ("torch", "funccoll.torch", "torch"),
+    ("jax", "its adapter is planned", ""),
+    ("scikit-learn", "the demo", "demo"),
+    ("matplotlib", "notebooks", "notebooks"),
+)
 _GPU_PARTS = (
     # name, distributions that bring it, use, how to install it
     ("CuPy", ("cupy-cuda13x", "cupy-cuda12x", "cupy"), "arrays of a GPU", "'funccoll[cuda13]'"),
@@ -85,9 +87,12 @@ def _software() -> Iterator[Check]:
         return
     if folder is None:
         yield Check(
-            section, "kernels", "cannot be kept: every process compiles its own, which takes seconds", "warning",
+            section,
+            "kernels",
+            "cannot be kept: every process compiles its own, which takes seconds",
+            "warning",
             "Set NUMBA_CACHE_DIR to a folder that can be written.",
-        )  # fmt: skip
+        )
     else:
         yield Check(section, "kernels", f"{len(list(folder.glob('*.o')))} kept in {folder}")
 
@@ -118,23 +123,38 @@ def _machine() -> Iterator[Check]:
     space = resource.getrlimit(resource.RLIMIT_AS)[0]
     if space != resource.RLIM_INFINITY:
         yield Check(
-            section, "address space", f"limited to {size_text(space)}", "ok" if space >= _ROOMY else "warning",
+            section,
+            "address space",
+            f"limited to {size_text(space)}",
+            "ok" if space >= _ROOMY else "warning",
             "Less room for the arrays that ranks share; `ulimit -v unlimited` lifts the limit.",
-        )  # fmt: skip
+        )
 
 
 def _kernel() -> Iterator[Check]:
     section = "Between processes"
     yield _tried(
-        section, "memfd", "works: shared memory without files", _try_memory,
+        section,
+        "memfd",
+        "works: shared memory without files",
+        _try_memory,
         "A Linux kernel with memfd_create and fallocate is needed; gVisor and old kernels lack them.",
-    )  # fmt: skip
+    )
     yield _tried(
-        section, "sockets", "work: abstract Unix sockets that pass descriptors", _try_sockets,
+        section,
+        "sockets",
+        "work: abstract Unix sockets that pass descriptors",
+        _try_sockets,
         "The sandbox must allow AF_UNIX sockets; check its seccomp or AppArmor profile.",
-    )  # fmt: skip
-    yield _tried(section, "pidfd", "works: a rank's end is noticed at once", lambda: os.close(os.pidfd_open(os.getpid())),
-        "Linux 5.3 has it; without, funccoll run looks every 50 ms.", "warning")  # fmt: skip
+    )
+    yield _tried(
+        section,
+        "pidfd",
+        "works: a rank's end is noticed at once",
+        lambda: os.close(os.pidfd_open(os.getpid())),
+        "Linux 5.3 has it; without, funccoll run looks every 50 ms.",
+        "warning",
+    )
     yield _direct_reads(section)
     yield Check(section, "not needed", "/dev/shm, a network, root")
 
@@ -155,9 +175,13 @@ def _direct_reads(section: str) -> Check:
 
 
 def _tried(
-    section: str, name: str, works: str, attempt: Callable[[], object], advice: str,
+    section: str,
+    name: str,
+    works: str,
+    attempt: Callable[[], object],
+    advice: str,
     state: Literal["warning", "wrong"] = "wrong",
-) -> Check:  # fmt: skip
+) -> Check:
     try:
         attempt()
     except (OSError, AttributeError) as error:

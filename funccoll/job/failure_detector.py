@@ -55,13 +55,18 @@ _MESSAGE_TIMEOUT = 0.5  # seconds in which the message about a failure follows i
 _STACK_TIMEOUT = 1.0  # seconds that a rank waits for another one's stack
 _UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
 
+
 class FailureDetector:
     """The failure detector: it watches the other processes of a job, and tells them how this one ends."""
 
     def __init__(
-        self, rank: int, sockets: Mapping[int, socket.socket], header: np.ndarray, coordinator: Coordinator | None = None,
+        self,
+        rank: int,
+        sockets: Mapping[int, socket.socket],
+        header: np.ndarray,
+        coordinator: Coordinator | None = None,
         connected: bool = False,
-    ):  # fmt: skip
+    ):
         """`sockets` by rank, and rank 0's `coordinator`, belong to the watch from now on.
 
         `header` is an int64 view of the heap's header. `connected` is `JoinedJob`'s.

@@ -31,9 +31,7 @@ class ForkHandshake:
         self._interval = 0.0
         self._deferral = Deferral()
 
-    def hook(
-        self, before: Callable[[], None], in_parent: Callable[[], None], in_child: Callable[[], None]
-    ) -> None:
+    def hook(self, before: Callable[[], None], in_parent: Callable[[], None], in_child: Callable[[], None]) -> None:
         """Have every fork call `before`, which calls `begin`, `in_parent`: `wait`, and in the child `in_child`: `ready`."""
         os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)
         for last in self._deferral.last_hooks:

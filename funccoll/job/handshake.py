@@ -22,9 +22,18 @@ from ..user_lines import PACKAGE
 from .packets import peer, receive, same_user
 
 __all__ = [
-    "REMEDY", "Answer", "JobSpec", "describe_installation", "installation", "is_handshake", "make_handshake", "own_command",
-    "receive_answer", "refuse_other_user", "refuse_stranger",
-]  # fmt: skip
+    "REMEDY",
+    "Answer",
+    "JobSpec",
+    "describe_installation",
+    "installation",
+    "is_handshake",
+    "make_handshake",
+    "own_command",
+    "receive_answer",
+    "refuse_other_user",
+    "refuse_stranger",
+]
 
 PROTOCOL = 4
 REMEDY = "Give each job a name of its own: another MASTER_PORT, or another FUNCCOLL_RUN_ID."
@@ -44,9 +53,14 @@ def installation() -> dict[str, str]:
     for path in sorted(folder.rglob("*.py")):
         sources.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
     return {
-        "funccoll": __version__, "protocol": str(PROTOCOL), "sources": sources.hexdigest()[:12], "folder": str(folder),
-        "NumPy": version("numpy"), "Numba": version("numba"), "threads": str(blas.threads()),
-    }  # fmt: skip
+        "funccoll": __version__,
+        "protocol": str(PROTOCOL),
+        "sources": sources.hexdigest()[:12],
+        "folder": str(folder),
+        "NumPy": version("numpy"),
+        "Numba": version("numba"),
+        "threads": str(blas.threads()),
+    }
 
 
 def describe_installation(installed: Mapping[str, Any]) -> str:
@@ -108,8 +122,9 @@ def is_handshake(message: Mapping[str, Any]) -> bool:
     words = [message.get(name, "") for name in (*installation(), "command", "host")]
     return (
         all(type(number) is int and -1 << 31 <= number < 1 << 62 for number in numbers)
-        and all(isinstance(word, str) and len(word) <= _LONGEST for word in words) and bool(message.get("funccoll"))
-    )  # fmt: skip
+        and all(isinstance(word, str) and len(word) <= _LONGEST for word in words)
+        and bool(message.get("funccoll"))
+    )
 
 
 def refuse_stranger(job: JobSpec, channel: socket.socket) -> None:

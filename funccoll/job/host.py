@@ -16,9 +16,16 @@ from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 
 __all__ = [
-    "PEER_FAILURE_EXIT_CODE", "address_space_limits", "available_memory", "bindings", "cache_bytes", "cores",
-    "dying_with_parent", "memory_limit", "thread_variables",
-]  # fmt: skip
+    "PEER_FAILURE_EXIT_CODE",
+    "address_space_limits",
+    "available_memory",
+    "bindings",
+    "cache_bytes",
+    "cores",
+    "dying_with_parent",
+    "memory_limit",
+    "thread_variables",
+]
 
 PEER_FAILURE_EXIT_CODE = os.EX_UNAVAILABLE
 """The exit code (69) of a process that ends with a PeerFailure: another one is the cause."""

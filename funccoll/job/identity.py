@@ -13,9 +13,12 @@ from .launchers import claimed, is_inherited, job_of
 from .torch_group import TorchGroup, agree_on_run, default_group
 
 __all__ = [
-    "check_joined", "describe_rank", "new_job", "own_place",
+    "check_joined",
+    "describe_rank",
+    "new_job",
+    "own_place",
     "started_by",
-]  # fmt: skip
+]
 
 _TORCH = "torch.distributed"
 

@@ -41,7 +41,7 @@ __all__ = [
     "record_from_environment",
     "transport_of",
     "world_size",
-]  # fmt: skip
+]
 
 DEVICE_TYPES = ("cpu", "cuda")
 

@@ -229,9 +229,16 @@ def job_of(environment: Mapping[str, str], ancestors: Sequence[Mapping[str, str]
     if launcher is None or world == 1:
         return JobSpec(0, 1, "")
     spec = JobSpec(
-        number, world, "", _local(environment, launcher.local, world), launcher.name, launcher.brings_mpi, launcher.gives_grace,
-        variables=variables, main_host=environment.get("MASTER_ADDR", "") if launcher is _TORCH else "",
-    )  # fmt: skip
+        number,
+        world,
+        "",
+        _local(environment, launcher.local, world),
+        launcher.name,
+        launcher.brings_mpi,
+        launcher.gives_grace,
+        variables=variables,
+        main_host=environment.get("MASTER_ADDR", "") if launcher is _TORCH else "",
+    )
     if run := _run_name(environment, launcher):
         return replace(spec, run=run)
     raise MeshError(

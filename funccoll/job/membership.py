@@ -27,7 +27,7 @@ class Membership:
 
     def __init__(
         self, epoch: int, joined: JoinedJob, watch: FailureDetector, transport: JobTransport, timeout: float, fork_bytes: int
-    ):  # fmt: skip
+    ):
         job, self.hosts = joined.job, joined.hosts
         self.epoch, self.rank, self.world, self.ranks = epoch, job.rank, job.world, range(job.world)
         self.watch, self.transport, self.timeout, self.fork_bytes = watch, transport, timeout, fork_bytes
@@ -56,9 +56,7 @@ class Membership:
         try:
             self.at_leave.close()
         finally:
-            self.transport.end(
-                "this process has left the job of this mesh (fc.finalize). Make a new mesh and compile anew."
-            )
+            self.transport.end("this process has left the job of this mesh (fc.finalize). Make a new mesh and compile anew.")
             self.watch.leave()
             self.transport.close()
             self._owned.clear()

@@ -24,9 +24,16 @@ _PASSED_ON = re.compile(
     r"|NUMBA|MPI4PY|NPY|NUMPY|OMP|OPENBLAS|MKL|BLIS|MPICH|MPIR_CVAR|I_MPI|HYDRA|UCX|FI|CUDA|NCCL)_.*)"
 )
 _OF_ONE_PROCESS = {
-    config.RANK, config.WORLD_SIZE, config.RUN_ID, config.JOINED, config.REPORTS, config.TORCH_RANK, config.SET_TORCH,
-    "MPICH_INTERFACE_HOSTNAME", "MPIR_CVAR_CH3_INTERFACE_HOSTNAME",
-}  # fmt: skip
+    config.RANK,
+    config.WORLD_SIZE,
+    config.RUN_ID,
+    config.JOINED,
+    config.REPORTS,
+    config.TORCH_RANK,
+    config.SET_TORCH,
+    "MPICH_INTERFACE_HOSTNAME",
+    "MPIR_CVAR_CH3_INTERFACE_HOSTNAME",
+}
 _LONGEST_TAG = 40
 PREFIX = "[{}] "
 """Prefix of each line that a rank prints, to be formatted with its number."""
@@ -65,9 +72,13 @@ class Mpirun:
         return int(self.version.partition(".")[0])
 
     def command(
-        self, hosts: Sequence[tuple[str, int]], program: Sequence[str], variables: Mapping[str, str | None],
-        bind_to: str = "none", agent: str = "",
-    ) -> list[str]:  # fmt: skip
+        self,
+        hosts: Sequence[tuple[str, int]],
+        program: Sequence[str],
+        variables: Mapping[str, str | None],
+        bind_to: str = "none",
+        agent: str = "",
+    ) -> list[str]:
         """Return the command that starts a program on (host, number of processes) each, whose output is tagged.
 
         `variables` are the ranks' environment, with None for the value in this one. `agent` is run in the place of ssh: with
@@ -195,4 +206,3 @@ class TaggedOutput(LineBuffer):
         """The last lines, when they were not ended."""
         rest, self.rest = self.rest, b""
         return self._lines(rest) + b"".join(buffer.end() for buffer in self.buffers.values())
-

@@ -43,10 +43,12 @@ def process_allgather(arr: Any, tiled: bool = False) -> Any:
     ]
     own = [value for value in values if not _is_on_mesh(value)]
     gathered = iter(_gather_own(own, tree, accessors, values) if own else ())
-    return tree.unflatten([
-        _global_value(value, name) if _is_on_mesh(value) else _joined(next(gathered)) if tiled else next(gathered)
-        for name, value in zip(names, values, strict=True)
-    ])  # fmt: skip
+    return tree.unflatten(
+        [
+            _global_value(value, name) if _is_on_mesh(value) else _joined(next(gathered)) if tiled else next(gathered)
+            for name, value in zip(names, values, strict=True)
+        ]
+    )
 
 
 def _is_on_mesh(value: Any) -> bool:
@@ -86,9 +88,10 @@ def _gather_own(own: Sequence[np.ndarray], tree: Any, accessors: Sequence[Any], 
     starts = np.cumsum([0, *(value.nbytes for value in own)])
     return [
         np.array(rows[:, start : start + value.nbytes]).view(value.dtype).reshape(mesh.size, *value.shape)
-        if value.nbytes else np.empty((mesh.size, *value.shape), value.dtype)
+        if value.nbytes
+        else np.empty((mesh.size, *value.shape), value.dtype)
         for start, value in zip(starts, own, strict=False)
-    ]  # fmt: skip
+    ]
 
 
 def _gather_rows(mesh: Mesh, row: np.ndarray) -> np.ndarray:

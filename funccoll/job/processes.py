@@ -234,11 +234,15 @@ class Job:
         now, everyone = time.monotonic(), set(range(len(self.processes)))
         waits = {rank for rank in self._members if self.grace and not self.is_stopped(rank)}
         self._signals = sorted(
-            [(now, signal.SIGTERM, everyone - waits), (now + PATIENCE, signal.SIGKILL, everyone - waits),
-             *[(now + _SILENCE, 0, waits)] * (self.grace > _SILENCE), (now + self.grace, signal.SIGTERM, everyone),
-             (now + self.grace + PATIENCE, signal.SIGKILL, everyone)],
+            [
+                (now, signal.SIGTERM, everyone - waits),
+                (now + PATIENCE, signal.SIGKILL, everyone - waits),
+                *[(now + _SILENCE, 0, waits)] * (self.grace > _SILENCE),
+                (now + self.grace, signal.SIGTERM, everyone),
+                (now + self.grace + PATIENCE, signal.SIGKILL, everyone),
+            ],
             key=lambda entry: entry[0],
-        )  # fmt: skip
+        )
 
     def is_stopped(self, rank: int) -> bool:
         """True when a signal has stopped the process of a rank."""

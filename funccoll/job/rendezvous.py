@@ -55,7 +55,6 @@ class JoinedJob:
         """This process's number among them."""
         return self.local_ranks.index(self.job.rank)
 
-
     @contextmanager
     def closed_on_error(self) -> Iterator[None]:
         """Close the sockets when the block raises: the others then see that this rank has ended."""

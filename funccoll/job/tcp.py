@@ -34,11 +34,14 @@ _PAUSE = 0.02  # seconds until addresses that refused are called again
 _ATTEMPT = 10.0  # seconds until all are called again: the right one may have dropped this caller, and a wrong one say nothing
 _LOOK = 0.1  # seconds between two looks at other things while addresses are silent
 _KEEPALIVE = (
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1), (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 3000), (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 3000),
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_SNDBUF, 256 << 10),
-)  # fmt: skip
+)
 """The kernel notices a link that is down, or a host that is gone, within about 3 s, whatever Python is doing; and the send
 buffer has room for tracebacks, because nothing waits for a peer to read."""
 
@@ -48,9 +51,14 @@ class _InterfaceAddress(ctypes.Structure):
 
 
 _InterfaceAddress._fields_ = [
-    ("next", ctypes.POINTER(_InterfaceAddress)), ("name", ctypes.c_char_p), ("flags", ctypes.c_uint),
-    ("address", ctypes.c_void_p), ("netmask", ctypes.c_void_p), ("other", ctypes.c_void_p), ("data", ctypes.c_void_p),
-]  # fmt: skip
+    ("next", ctypes.POINTER(_InterfaceAddress)),
+    ("name", ctypes.c_char_p),
+    ("flags", ctypes.c_uint),
+    ("address", ctypes.c_void_p),
+    ("netmask", ctypes.c_void_p),
+    ("other", ctypes.c_void_p),
+    ("data", ctypes.c_void_p),
+]
 
 
 def host_addresses() -> list[str]:

@@ -22,9 +22,13 @@ class _Event(ctypes.Structure):
     """struct sigevent, <signal.h>: the function that a timer calls in a thread, and its argument."""
 
     _fields_ = [
-        ("value", ctypes.c_void_p), ("signal", ctypes.c_int), ("notify", ctypes.c_int), ("function", ctypes.c_void_p),
-        ("attributes", ctypes.c_void_p), ("more", ctypes.c_char * 64),
-    ]  # fmt: skip
+        ("value", ctypes.c_void_p),
+        ("signal", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("function", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("more", ctypes.c_char * 64),
+    ]
 
 
 @contextmanager

@@ -30,8 +30,21 @@ import numpy as np
 from ..schedules.streams.instructions import MEMORY_OPERAND, MEMORY_OPERAND_BYTES, Opcode
 from .kernel_context import CONTEXT, FAILED, FINISHED, SHARED_WORK, WORD
 
-__all__ = ["CODE_WORDS", "MAX_OPERANDS", "MOVED_AS", "SHARED_WORDS", "THREADS", "VECTOR_BYTES", "combine_rows", "copy_range",
-           "copy_rows", "find_operands", "fold", "lane_count", "run"]  # fmt: skip
+__all__ = [
+    "CODE_WORDS",
+    "MAX_OPERANDS",
+    "MOVED_AS",
+    "SHARED_WORDS",
+    "THREADS",
+    "VECTOR_BYTES",
+    "combine_rows",
+    "copy_range",
+    "copy_rows",
+    "find_operands",
+    "fold",
+    "lane_count",
+    "run",
+]
 
 COMBINE, COPY = Opcode.COMBINE.byte_offsets(), Opcode.COPY.byte_offsets()
 THREADS = 256

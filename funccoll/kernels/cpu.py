@@ -17,10 +17,27 @@ from .variants import variant
 __all__ = ["combine_address", "interpreter", "optimizer_step"]
 
 _OPERATIONS = (
-    "load", "load_acquire", "store", "store_release", "pause", "yield_core", "nap", "monotonic_ns", "copy", "call", "type_of",
-    "data_of", "dtype_of", "size_of", "is_contiguous", "references_to", "non_temporal_copy", "fence", "begin_message",
+    "load",
+    "load_acquire",
+    "store",
+    "store_release",
+    "pause",
+    "yield_core",
+    "nap",
+    "monotonic_ns",
+    "copy",
+    "call",
+    "type_of",
+    "data_of",
+    "dtype_of",
+    "size_of",
+    "is_contiguous",
+    "references_to",
+    "non_temporal_copy",
+    "fence",
+    "begin_message",
     "test_message",
-)  # fmt: skip
+)
 assert CONTEXT.ignored == CONTEXT.status + 16, "builtin_of expects it there"
 _CLOCKS = ("thread_ns",)
 """Those that only the variant which records has."""
@@ -43,8 +60,11 @@ class _MethodDef(ctypes.Structure):
     """Python's PyMethodDef."""
 
     _fields_ = (
-        ("name", ctypes.c_char_p), ("function", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p),
-    )  # fmt: skip
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    )
 
 
 _DEFINITIONS: list[_MethodDef] = []

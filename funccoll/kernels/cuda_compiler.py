@@ -21,6 +21,7 @@ from .object_cache import kept
 
 __all__ = ["THREADS", "Kernel", "Operations", "assemble", "compile_template", "kept_kernel"]
 
+
 class Operations(NamedTuple):
     """A machine, as templates need it: compiled functions, or Python functions in the tests' simulator."""
 

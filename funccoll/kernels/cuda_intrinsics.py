@@ -17,10 +17,30 @@ from .conversions import conversions
 from .reductions import Machine
 
 __all__ = [
-    "MACHINE", "barrier", "block_count", "block_number", "global_ns", "load", "load_acquire_gpu", "load_acquire_sys",
-    "load_element", "load_lanes", "load_vector", "map_lanes", "multiply_high", "shared_words", "sleep_ns", "store",
-    "store_element", "store_lanes", "store_release_gpu", "store_release_sys", "thread_count", "thread_number", "zip_lanes",
-]  # fmt: skip
+    "MACHINE",
+    "barrier",
+    "block_count",
+    "block_number",
+    "global_ns",
+    "load",
+    "load_acquire_gpu",
+    "load_acquire_sys",
+    "load_element",
+    "load_lanes",
+    "load_vector",
+    "map_lanes",
+    "multiply_high",
+    "shared_words",
+    "sleep_ns",
+    "store",
+    "store_element",
+    "store_lanes",
+    "store_release_gpu",
+    "store_release_sys",
+    "thread_count",
+    "thread_number",
+    "zip_lanes",
+]
 
 intrinsic: Any = extending.intrinsic
 types: Any = cuda_types

@@ -11,10 +11,31 @@ from numba.core import cgutils
 from numba.np import arrayobj
 
 __all__ = [
-    "array_at", "begin_message", "call", "copy", "data_of", "dtype_of", "fence", "intrinsic", "is_contiguous", "load",
-    "load_acquire", "monotonic_ns", "nap", "non_temporal_copy", "pause", "references_to", "size_of", "square_root", "store",
-    "store_release", "test_message", "thread_ns", "type_of", "yield_core",
-]  # fmt: skip
+    "array_at",
+    "begin_message",
+    "call",
+    "copy",
+    "data_of",
+    "dtype_of",
+    "fence",
+    "intrinsic",
+    "is_contiguous",
+    "load",
+    "load_acquire",
+    "monotonic_ns",
+    "nap",
+    "non_temporal_copy",
+    "pause",
+    "references_to",
+    "size_of",
+    "square_root",
+    "store",
+    "store_release",
+    "test_message",
+    "thread_ns",
+    "type_of",
+    "yield_core",
+]
 
 intrinsic: Any = extending.intrinsic
 yield_core = types.ExternalFunction("sched_yield", types.int32())

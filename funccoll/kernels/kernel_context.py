@@ -12,11 +12,40 @@ from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
 __all__ = [
-    "ACCUMULATOR_BYTES", "BLOCK_BYTES", "BUDGET_SPENT", "CONTEXT", "FAILED", "FINISHED", "LIBRARY", "LIBRARY_WORD", "LINE",
-    "LINE_BYTES", "MAILBOX", "MESSAGE", "MESSAGE_FAULT", "MISMATCH", "NEEDS_FALLBACK", "OWNER_BITS", "PEER", "PIECES_BYTES",
-    "READ_FAULT", "RECORD", "ROW", "ROWS_FULL", "SHARED_WORK", "WAITING", "WORD", "ContextRecord", "LibraryRecord", "LineHead",
-    "MailboxHead", "MessageRow", "PeerRow", "RecordHead", "RecordedRow",
-]  # fmt: skip
+    "ACCUMULATOR_BYTES",
+    "BLOCK_BYTES",
+    "BUDGET_SPENT",
+    "CONTEXT",
+    "FAILED",
+    "FINISHED",
+    "LIBRARY",
+    "LIBRARY_WORD",
+    "LINE",
+    "LINE_BYTES",
+    "MAILBOX",
+    "MESSAGE",
+    "MESSAGE_FAULT",
+    "MISMATCH",
+    "NEEDS_FALLBACK",
+    "OWNER_BITS",
+    "PEER",
+    "PIECES_BYTES",
+    "READ_FAULT",
+    "RECORD",
+    "ROW",
+    "ROWS_FULL",
+    "SHARED_WORK",
+    "WAITING",
+    "WORD",
+    "ContextRecord",
+    "LibraryRecord",
+    "LineHead",
+    "MailboxHead",
+    "MessageRow",
+    "PeerRow",
+    "RecordHead",
+    "RecordedRow",
+]
 
 _Record = TypeVar("_Record")
 
@@ -199,8 +228,9 @@ class LineHead:
     table: int = word("The offset of its addresses.")
     size: int = word(
         "Where the addresses follow when they fit: few of them are in the first cache line, the only one that crosses between "
-        "cores.", 0
-    )  # fmt: skip
+        "cores.",
+        0,
+    )
 
 
 class MailboxHead:

@@ -61,8 +61,9 @@ def builtin_of(name: str, build: Callable[[], tuple[Any, Any]], status: int) -> 
             kept_in = f", which are kept in {folder}" if folder else ""
             print(
                 f"funccoll: compiling kernels{kept_in}: the first job of a version on this machine takes up to a minute more.",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
+                file=sys.stderr,
+                flush=True,
+            )
         module = _module(*build())
         architecture = llvm.get_process_triple().partition("-")[0]
         module.link_in(llvm.parse_assembly(_builtin(_first(module), status, architecture)))
@@ -115,8 +116,12 @@ def _builtin(kernel: str, status: int, architecture: str) -> str:
     from llvmlite import ir
 
     module, word, thing = ir.Module(), ir.IntType(64), ir.IntType(8).as_pointer()
-    found = [ir.FunctionType(word, [thing]), ir.FunctionType(thing, []), ir.FunctionType(ir.VoidType(), [thing]),
-             ir.FunctionType(thing, [word])]  # fmt: skip
+    found = [
+        ir.FunctionType(word, [thing]),
+        ir.FunctionType(thing, []),
+        ir.FunctionType(ir.VoidType(), [thing]),
+        ir.FunctionType(thing, [word]),
+    ]
     address, save, restore, result = (ir.Function(module, f, name) for f, name in zip(found, _OF_PYTHON, strict=True))
     kind = ir.FunctionType(ir.IntType(32), [word.as_pointer(), thing.as_pointer(), word])
     run = ir.Function(module, kind, kernel)
@@ -164,8 +169,9 @@ def _default_environment(builder: Any, architecture: str) -> Iterator[None]:
     if architecture == "x86_64":  # MXCSR
         places = [builder.alloca(ir.IntType(32)) for _ in range(2)]
         saved, default = (builder.bitcast(place, byte) for place in places)
-        store, load = (ir.Function(builder.module, ir.FunctionType(void, [byte]), f"llvm.x86.sse.{name}mxcsr")
-                       for name in ("st", "ld"))  # fmt: skip
+        store, load = (
+            ir.Function(builder.module, ir.FunctionType(void, [byte]), f"llvm.x86.sse.{name}mxcsr") for name in ("st", "ld")
+        )
         with builder.if_then(is_other, likely=False):
             builder.call(store, [saved])
             builder.store(ir.IntType(32)(0x1F80), places[1])

@@ -103,9 +103,7 @@ def _block_3(result: Any, stride: Any, at: Any, gradient: Any, n: Any, s: Any) -
     s0, s1, s2, s3, s4, s5, s6 = REAL(s[0]), REAL(s[1]), REAL(s[2]), REAL(s[3]), REAL(s[4]), REAL(s[5]), REAL(s[6])
     for i in range(n):
         x = widen(p[i])
-        u, first, second, third = rule(
-            DECAY, x, widen(g[i]), widen(m[i]), widen(v[i]), widen(w[i]), s0, s1, s2, s3, s4, s5, s6
-        )
+        u, first, second, third = rule(DECAY, x, widen(g[i]), widen(m[i]), widen(v[i]), widen(w[i]), s0, s1, s2, s3, s4, s5, s6)
         p[i], m[i], v[i], w[i] = narrow(x + u), narrow(first), narrow(second), narrow(third)
 
 

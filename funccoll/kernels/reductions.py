@@ -153,9 +153,15 @@ def meanings(op: str, dtype: np.dtype, machine: Machine) -> dict[str, Any]:
         step = _float_max if op == "max" else _float_min
     real = np.empty(0, wide).real.dtype.type
     names = {
-        "WIDE": wide, "REAL": real, "times": machine.times, "plus": machine.plus, "minus": machine.minus,
-        "float_to_half": machine.float_to_half, "bits_of": machine.bits_of, "from_bits": machine.from_bits,
-    }  # fmt: skip
+        "WIDE": wide,
+        "REAL": real,
+        "times": machine.times,
+        "plus": machine.plus,
+        "minus": machine.minus,
+        "float_to_half": machine.float_to_half,
+        "bits_of": machine.bits_of,
+        "from_bits": machine.from_bits,
+    }
     each = {"step": step, "widen": widen, "narrow": narrow, "divide": divide}
     made = {
         role: f if f is machine.half_to_float else machine.compile(variant(f, f"{role}_{op}_{dtype.name}", **names))

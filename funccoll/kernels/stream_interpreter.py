@@ -60,17 +60,32 @@ __all__ = ["interpret"]
 ADVANCE, BIND_ARG, CHECK, COMBINE, COMPLETE, COPY, ENTER, POST, READ_PEER, SIGNAL, STAGE, WAIT = (
     opcode.byte_offsets()
     for opcode in (
-        Opcode.ADVANCE, Opcode.BIND_ARG, Opcode.CHECK, Opcode.COMBINE, Opcode.COMPLETE, Opcode.COPY, Opcode.ENTER, Opcode.POST,
-        Opcode.READ_PEER, Opcode.SIGNAL, Opcode.STAGE, Opcode.WAIT,
+        Opcode.ADVANCE,
+        Opcode.BIND_ARG,
+        Opcode.CHECK,
+        Opcode.COMBINE,
+        Opcode.COMPLETE,
+        Opcode.COPY,
+        Opcode.ENTER,
+        Opcode.POST,
+        Opcode.READ_PEER,
+        Opcode.SIGNAL,
+        Opcode.STAGE,
+        Opcode.WAIT,
     )
-)  # fmt: skip
+)
 FIND_MAILBOX, ONCE, PUBLISH, RAISE_LOW_WATER_MARK, RESERVE, SKIP_SHARED, VERIFY = (
     opcode.byte_offsets()
     for opcode in (
-        Opcode.FIND_MAILBOX, Opcode.ONCE, Opcode.PUBLISH, Opcode.RAISE_LOW_WATER_MARK, Opcode.RESERVE, Opcode.SKIP_SHARED,
+        Opcode.FIND_MAILBOX,
+        Opcode.ONCE,
+        Opcode.PUBLISH,
+        Opcode.RAISE_LOW_WATER_MARK,
+        Opcode.RESERVE,
+        Opcode.SKIP_SHARED,
         Opcode.VERIFY,
     )
-)  # fmt: skip
+)
 
 RECORDS = False
 """A variant binds it to True to record each instruction's start and end."""
@@ -250,18 +265,29 @@ def interpret(context: Any) -> int:
                         owners |= start >> OWNER_BITS
                 if HAS_DIRECT_READS and owners != 0:
                     error = combine_pieces(
-                        context, load(pc + COMBINE.function), ndst, nsrc, load(pc + COMBINE.count), load(pc + COMBINE.itemsize),
+                        context,
+                        load(pc + COMBINE.function),
+                        ndst,
+                        nsrc,
+                        load(pc + COMBINE.count),
+                        load(pc + COMBINE.itemsize),
                         load(pc + COMBINE.divisor),
-                    )  # fmt: skip
+                    )
                     if error != 0:
                         store(context + CONTEXT.pc, (pc - code) // 8)
                         store(context + CONTEXT.read_error, error)
                         return READ_FAULT
                 else:
                     call(
-                        load(pc + COMBINE.function), operands, ndst, operands + 8 * ndst, nsrc, load(pc + COMBINE.count),
-                        load(pc + COMBINE.divisor), accumulator,
-                    )  # fmt: skip
+                        load(pc + COMBINE.function),
+                        operands,
+                        ndst,
+                        operands + 8 * ndst,
+                        nsrc,
+                        load(pc + COMBINE.count),
+                        load(pc + COMBINE.divisor),
+                        accumulator,
+                    )
             pc += COMBINE.size + MEMORY_OPERAND_BYTES * (ndst + nsrc)
         elif not ON_GPU and opcode == COPY.opcode:
             ndst, place = load(pc + COPY.ndst), pc + COPY.size
@@ -418,10 +444,13 @@ def interpret(context: Any) -> int:
                 error = begin_message(
                     load(library + 8 * load(message + MESSAGE.function)),
                     load(addresses + 8 * load(message + MESSAGE.slot)) + load(message + MESSAGE.offset),
-                    load(message + MESSAGE.datatypes), load(message + MESSAGE.datatype), load(message + MESSAGE.peer),
+                    load(message + MESSAGE.datatypes),
+                    load(message + MESSAGE.datatype),
+                    load(message + MESSAGE.peer),
                     (load(message + MESSAGE.hash) ^ call_hash) & load(library + LIBRARY.tag_mask),
-                    load(library + LIBRARY.communicator), request,
-                )  # fmt: skip
+                    load(library + LIBRARY.communicator),
+                    request,
+                )
                 if error != 0:
                     store(context + CONTEXT.pc, (pc - code) // 8)
                     store(context + CONTEXT.peer, load(message + MESSAGE.peer))
@@ -436,9 +465,11 @@ def interpret(context: Any) -> int:
             tests, tries, yields, began = load(context + CONTEXT.message_tries), 0, 0, 0
             while number < last:
                 error = test_message(
-                    load(library + LIBRARY.test), load(context + CONTEXT.requests) + handle * number, library + LIBRARY.flag,
+                    load(library + LIBRARY.test),
+                    load(context + CONTEXT.requests) + handle * number,
+                    library + LIBRARY.flag,
                     library + LIBRARY.status,
-                )  # fmt: skip
+                )
                 status = WAITING
                 if error != 0:
                     store(context + CONTEXT.library_error, error)

@@ -23,9 +23,7 @@ __all__ = ["cross_entropy", "log_softmax", "logsumexp", "one_hot", "softmax"]
 
 
 @explains_keywords("fc.nn.logsumexp")
-def logsumexp(
-    x: Float[Any, "*s"], axis: int | tuple[int, ...] | None = -1, keepdims: bool = False
-) -> Float[Any, "..."]:
+def logsumexp(x: Float[Any, "*s"], axis: int | tuple[int, ...] | None = -1, keepdims: bool = False) -> Float[Any, "..."]:
     """log(sum(exp(x))) along `axis`, without overflow; -inf, with gradient 0, where all are -inf."""
     given, x = as_traceable(x), wide(x)
     top = stop_gradient(np.max(x, axis=axis, keepdims=True))
@@ -61,9 +59,7 @@ def softmax(x: Float[Any, "*s"], axis: int | tuple[int, ...] | None = -1) -> Flo
 
 
 @explains_keywords("fc.nn.one_hot")
-def one_hot(
-    labels: Integer[Any, "*s"], num_classes: int, dtype: Any = np.float32
-) -> Shaped[Any, "*s {num_classes}"]:
+def one_hot(labels: Integer[Any, "*s"], num_classes: int, dtype: Any = np.float32) -> Shaped[Any, "*s {num_classes}"]:
     """Labels (integers, shape s) as rows of the identity: shape s + (num_classes,); zeros for labels outside."""
     labels = as_traceable(labels)
     if labels.dtype.kind not in "iu":

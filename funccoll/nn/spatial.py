@@ -64,9 +64,11 @@ def conv(
     sizes, window = tuple(x.shape[1:-1]), tuple(w.shape[:-2])
     steps, gaps = _each("conv", "strides", strides, len(sizes)), _each("conv", "dilation", dilation, len(sizes))
     params = {
-        "strides": steps, "padding": _pairs("conv", padding, sizes, window, steps, gaps), "dilation": gaps,
+        "strides": steps,
+        "padding": _pairs("conv", padding, sizes, window, steps, gaps),
+        "dilation": gaps,
         "groups": _each("conv", "groups", groups, 1)[0],
-    }  # fmt: skip
+    }
     conv_p.infer(value_type(x), value_type(w), **params)  # outside a trace no type rule runs
     out = bind(conv_p, x, w, **params)
     return np.moveaxis(out, -1, 1) if channels_first else out

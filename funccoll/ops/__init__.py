@@ -23,6 +23,21 @@ from . import (
 from .registry import FUNCTIONS, call_function
 
 __all__ = [
-    "FUNCTIONS", "accumulations", "call_function", "creation", "decompositions", "elementwise", "fourier", "indexing",
-    "joining", "linalg", "nanfunctions", "norms", "pointwise", "reductions", "shaping", "sorting", "statistics",
-]  # fmt: skip
+    "FUNCTIONS",
+    "accumulations",
+    "call_function",
+    "creation",
+    "decompositions",
+    "elementwise",
+    "fourier",
+    "indexing",
+    "joining",
+    "linalg",
+    "nanfunctions",
+    "norms",
+    "pointwise",
+    "reductions",
+    "shaping",
+    "sorting",
+    "statistics",
+]

@@ -60,9 +60,16 @@ def _log_sum_exp(x: Any, axis: Any, keepdims: bool = False) -> Any:
 
 def _reduce_method(ufunc: np.ufunc, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     functions: dict[np.ufunc, Callable[..., Any]] = {
-        np.add: np.sum, np.multiply: np.prod, np.maximum: np.max, np.minimum: np.min, np.fmax: np.nanmax, np.fmin: np.nanmin,
-        np.logical_and: np.all, np.logical_or: np.any, np.logaddexp: _log_sum_exp,
-    }  # fmt: skip
+        np.add: np.sum,
+        np.multiply: np.prod,
+        np.maximum: np.max,
+        np.minimum: np.min,
+        np.fmax: np.nanmax,
+        np.fmin: np.nanmin,
+        np.logical_and: np.all,
+        np.logical_or: np.any,
+        np.logaddexp: _log_sum_exp,
+    }
     if ufunc not in functions:
         raise UnsupportedError(f"np.{ufunc.__name__}.reduce cannot be traced by funccoll.")
     kwargs = {k: v for k, v in kwargs.items() if v is not None or k == "axis"}  # axis=None means all of them

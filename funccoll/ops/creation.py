@@ -51,9 +51,16 @@ for _make in (np.zeros, np.ones, np.empty, np.eye, np.identity, np.arange, np.tr
 
 @implements(np.linspace)
 def linspace(
-    start: Any, stop: Any, num: int = 50, endpoint: bool = True, retstep: bool = False, dtype: Any = None, axis: int = 0, *,
+    start: Any,
+    stop: Any,
+    num: int = 50,
+    endpoint: bool = True,
+    retstep: bool = False,
+    dtype: Any = None,
+    axis: int = 0,
+    *,
     device: Any = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """np.linspace between traced ends."""
     if isinstance(num, Traced):
         raise UnsupportedError("np.linspace with a traced number of points has a shape that depends on values.")

@@ -88,9 +88,11 @@ def _along_several(first: Callable[..., Any], last: Callable[..., Any], default:
 
 
 _FAMILIES: Sequence[tuple[Any, Any, Any, Any, bool]] = [
-    (np.fft.fftn, np.fft.fft2, fft, fft, False), (np.fft.ifftn, np.fft.ifft2, ifft, ifft, False),
-    (np.fft.rfftn, np.fft.rfft2, fft, rfft, False), (np.fft.irfftn, np.fft.irfft2, ifft, irfft, True),
-]  # fmt: skip
+    (np.fft.fftn, np.fft.fft2, fft, fft, False),
+    (np.fft.ifftn, np.fft.ifft2, ifft, ifft, False),
+    (np.fft.rfftn, np.fft.rfft2, fft, rfft, False),
+    (np.fft.irfftn, np.fft.irfft2, ifft, irfft, True),
+]
 for _n, _2, _first, _last, _half in _FAMILIES:
     implements(_n)(_along_several(_first, _last, None, _half))
     implements(_2)(_along_several(_first, _last, (-2, -1), _half))

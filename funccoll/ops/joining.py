@@ -101,8 +101,12 @@ def rot90(m: Any, k: int = 1, axes: Sequence[int] = (0, 1)) -> Any:
     if first == second:
         raise ShapeError(f"np.rot90: axes {tuple(axes)} are one dimension of shape {tuple(m.shape)}.")
     turned = np.swapaxes(m, first, second)
-    return {0: lambda: m, 1: lambda: np.flip(turned, first), 2: lambda: np.flip(m, (first, second)),
-            3: lambda: np.flip(turned, second)}[k % 4]()  # fmt: skip
+    return {
+        0: lambda: m,
+        1: lambda: np.flip(turned, first),
+        2: lambda: np.flip(m, (first, second)),
+        3: lambda: np.flip(turned, second),
+    }[k % 4]()
 
 
 @implements(np.rollaxis)

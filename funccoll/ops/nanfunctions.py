@@ -23,9 +23,14 @@ def _both(where: Any, numbers: Any) -> Any:
 
 def _accumulation(function: Callable[..., Any], neutral: int) -> Callable[..., Any]:
     def implementation(
-        a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, initial: Any = None,
+        a: Any,
+        axis: Any = None,
+        dtype: Any = None,
+        out: Any = None,
+        keepdims: Any = False,
+        initial: Any = None,
         where: Any = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         refuse_out(out)
         a = as_traceable(a)
         if is_inexact(a.dtype):
@@ -92,9 +97,17 @@ def nanmean(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdi
 
 @implements(np.nanvar)
 def nanvar(
-    a: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: float = 0, keepdims: Any = False, *, where: Any = None,
-    mean: Any = None, correction: Any = None,
-) -> Any:  # fmt: skip
+    a: Any,
+    axis: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    ddof: float = 0,
+    keepdims: Any = False,
+    *,
+    where: Any = None,
+    mean: Any = None,
+    correction: Any = None,
+) -> Any:
     """np.nanvar: NaN where there are no more numbers than ddof."""
     refuse_out(out)
     a, keep = as_traceable(a), flag(keepdims)
@@ -115,8 +128,16 @@ def nanvar(
 
 @implements(np.nanstd)
 def nanstd(
-    a: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: float = 0, keepdims: Any = False, *, where: Any = None,
-    mean: Any = None, correction: Any = None,
-) -> Any:  # fmt: skip
+    a: Any,
+    axis: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    ddof: float = 0,
+    keepdims: Any = False,
+    *,
+    where: Any = None,
+    mean: Any = None,
+    correction: Any = None,
+) -> Any:
     """np.nanstd: the square root of np.nanvar."""
     return bind(root_p, nanvar(a, axis, dtype, out, ddof, keepdims, where=where, mean=mean, correction=correction))

@@ -42,9 +42,14 @@ def _accumulation(name: str) -> Callable[..., Any]:
     neutral = 0 if name == "sum" else 1
 
     def implementation(
-        a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, initial: Any = None,
+        a: Any,
+        axis: Any = None,
+        dtype: Any = None,
+        out: Any = None,
+        keepdims: Any = False,
+        initial: Any = None,
         where: Any = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         refuse_out(out)
         a = _chosen(as_traceable(a), where, neutral)
         target = sum_dtype(a.dtype) if dtype is None else check_dtype(np.dtype(dtype))
@@ -143,9 +148,17 @@ def mean(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims:
 
 @implements(np.var)
 def var(
-    a: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: float = 0, keepdims: Any = False, *, where: Any = None,
-    mean: Any = None, correction: Any = None,
-) -> Any:  # fmt: skip
+    a: Any,
+    axis: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    ddof: float = 0,
+    keepdims: Any = False,
+    *,
+    where: Any = None,
+    mean: Any = None,
+    correction: Any = None,
+) -> Any:
     """np.var: mean of |a - mean(a)|², divided by n - ddof."""
     refuse_out(out)
     a = as_traceable(a)
@@ -164,9 +177,17 @@ def var(
 
 @implements(np.std)
 def std(
-    a: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: float = 0, keepdims: Any = False, *, where: Any = None,
-    mean: Any = None, correction: Any = None,
-) -> Any:  # fmt: skip
+    a: Any,
+    axis: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    ddof: float = 0,
+    keepdims: Any = False,
+    *,
+    where: Any = None,
+    mean: Any = None,
+    correction: Any = None,
+) -> Any:
     """np.std: the square root of np.var."""
     variance = var(a, axis, dtype, out, ddof, keepdims, where=where, mean=mean, correction=correction)
     if _given(mean) or _given(where) or (correction if _given(correction) else ddof) or _count(as_traceable(a), axis) != 1:

@@ -12,9 +12,19 @@ from ..errors import FunccollError, InPlaceError, ShapeError, UnsupportedError
 from ..primitives.elementwise import UFUNCS
 
 __all__ = [
-    "FUNCTIONS", "INSTEAD", "as_operand", "call_function", "dims", "has_traced", "implements", "instead", "is_traced",
-    "normalize_dim", "refuse_out", "supported_functions",
-]  # fmt: skip
+    "FUNCTIONS",
+    "INSTEAD",
+    "as_operand",
+    "call_function",
+    "dims",
+    "has_traced",
+    "implements",
+    "instead",
+    "is_traced",
+    "normalize_dim",
+    "refuse_out",
+    "supported_functions",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 

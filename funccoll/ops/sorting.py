@@ -120,9 +120,14 @@ def top_k(x: Any, k: int) -> tuple[Any, Any]:
 
 
 def unique(
-    x: Any, size: int, *, fill_value: Any = None, return_index: bool = False, return_inverse: bool = False,
+    x: Any,
+    size: int,
+    *,
+    fill_value: Any = None,
+    return_index: bool = False,
+    return_inverse: bool = False,
     return_counts: bool = False,
-) -> Any:  # fmt: skip
+) -> Any:
     """The first `size` of the sorted distinct elements: np.unique's result has a shape that depends on values.
 
     Where there are fewer, `fill_value` follows (default: the smallest element), as in `jnp.unique(x, size=)`. NaNs count as

@@ -33,9 +33,12 @@ def rows_of(a: Any, axis: Any, name: str) -> tuple[Any, tuple[int, ...]]:
 
 # Places among n sorted elements (counted from 0, with a fraction) at which a quantile is, by Hyndman and Fan (1996).
 _CONTINUOUS = {
-    "interpolated_inverted_cdf": (0.0, 1.0), "hazen": (0.5, 0.5), "weibull": (0.0, 0.0), "median_unbiased": (1 / 3, 1 / 3),
+    "interpolated_inverted_cdf": (0.0, 1.0),
+    "hazen": (0.5, 0.5),
+    "weibull": (0.0, 0.0),
+    "median_unbiased": (1 / 3, 1 / 3),
     "normal_unbiased": (3 / 8, 3 / 8),
-}  # fmt: skip
+}
 _WHOLE = {"lower": np.floor, "higher": np.ceil, "nearest": np.round}
 
 
@@ -103,9 +106,14 @@ def _quantile(a: Any, q: Any, axis: Any, method: str, keepdims: bool, weak: bool
 
 def _quantiles(percent: bool, skip_nan: bool, name: str) -> Any:
     def implementation(
-        a: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False, method: str = "linear",
+        a: Any,
+        q: Any,
+        axis: Any = None,
+        out: Any = None,
+        overwrite_input: bool = False,
+        method: str = "linear",
         keepdims: Any = False,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         refuse_out(out)
         a, weak = as_traceable(a), scalar_type(q) in (int, float)
         q = as_traceable(q)
@@ -207,9 +215,16 @@ def histogram(a: Any, bins: Any = 10, range: Any = None, density: Any = None, we
 
 @implements(np.cov)
 def cov(
-    m: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: int | None = None, fweights: Any = None,
-    aweights: Any = None, *, dtype: Any = None,
-) -> Any:  # fmt: skip
+    m: Any,
+    y: Any = None,
+    rowvar: bool = True,
+    bias: bool = False,
+    ddof: int | None = None,
+    fweights: Any = None,
+    aweights: Any = None,
+    *,
+    dtype: Any = None,
+) -> Any:
     """np.cov."""
     rows = []
     for given in [m] if y is None else [m, y]:

@@ -17,9 +17,17 @@ from ..ops.registry import as_traceable
 from ..tracing.trace import value_type
 
 __all__ = [
-    "Schedule", "constant_schedule", "cosine_decay_schedule", "exponential_decay", "join_schedules", "linear_schedule",
-    "nonnegative", "piecewise_constant_schedule", "rate_at", "warmup_cosine_decay_schedule",
-]  # fmt: skip
+    "Schedule",
+    "constant_schedule",
+    "cosine_decay_schedule",
+    "exponential_decay",
+    "join_schedules",
+    "linear_schedule",
+    "nonnegative",
+    "piecewise_constant_schedule",
+    "rate_at",
+    "warmup_cosine_decay_schedule",
+]
 
 Schedule = Callable[[Any], Any]
 """From the number of steps taken before this one to a scalar."""

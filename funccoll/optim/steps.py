@@ -193,9 +193,14 @@ def _adam(
 
 @explains_keywords("fc.optim.adam")
 def adam(
-    learning_rate: Rate, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, *, weight_decay: float = 0.0,
+    learning_rate: Rate,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    *,
+    weight_decay: float = 0.0,
     amsgrad: bool = False,
-) -> GradientTransformation:  # fmt: skip
+) -> GradientTransformation:
     """Adam, as torch.optim.Adam: `-learning_rate * mu_hat / (sqrt(nu_hat) + eps)`, with bias-corrected moments.
 
     `weight_decay` times the parameter is added to the gradient; for decoupled decay see `adamw`. `amsgrad` divides by the
@@ -208,9 +213,14 @@ def adam(
 
 @explains_keywords("fc.optim.adamw")
 def adamw(
-    learning_rate: Rate, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, *, weight_decay: float = 1e-2,
+    learning_rate: Rate,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    *,
+    weight_decay: float = 1e-2,
     amsgrad: bool = False,
-) -> GradientTransformation:  # fmt: skip
+) -> GradientTransformation:
     """Adam with decoupled weight decay, as torch.optim.AdamW: a step also subtracts `learning_rate * weight_decay * params`.
 
     `learning_rate` as in `sgd`. Source: Loshchilov & Hutter, ICLR 2019.

@@ -36,9 +36,10 @@ def check_floats(what: str, name: str, leaves: Sequence[Any], treedef: optree.Py
     for i, leaf in enumerate(leaves):
         if not is_inexact(leaf.dtype) or leaf.dtype.kind == "c":
             remedy = (
-                "Pass the real and the imaginary part as two leaves." if leaf.dtype.kind == "c"
+                "Pass the real and the imaginary part as two leaves."
+                if leaf.dtype.kind == "c"
                 else "Keep it beside the parameters, or convert it with .astype(np.float32)."
-            )  # fmt: skip
+            )
             raise DTypeError(
                 f"{what}: {path_name(name, treedef, i)} is {leaf.dtype}{list(leaf.shape)}, and only real floats are "
                 f"updated. {remedy}"

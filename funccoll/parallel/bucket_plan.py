@@ -68,12 +68,18 @@ class BucketPlan:
         """Head and rows of the table; measured times have a column where there are any."""
         rows = [
             (
-                str(r.index), r.dtype, str(len(r.parameters)), bytes_text(r.nbytes), bytes_text(r.sent),
-                f"{r.starts:.0%} of the work", seconds_text(r.seconds),
-                "" if r.measured is None else seconds_text(r.measured), _list(r.parameters),
+                str(r.index),
+                r.dtype,
+                str(len(r.parameters)),
+                bytes_text(r.nbytes),
+                bytes_text(r.sent),
+                f"{r.starts:.0%} of the work",
+                seconds_text(r.seconds),
+                "" if r.measured is None else seconds_text(r.measured),
+                _list(r.parameters),
             )
             for r in self.rows
-        ]  # fmt: skip
+        ]
         if any(r.measured is not None for r in self.rows):
             return self.HEAD, rows
         left_out = self.HEAD.index("measured")
@@ -117,8 +123,10 @@ def trace_plan(settings: Settings, step: Step, mesh: Mesh, params: Any, batch: S
     names = path_names("", optree.tree_structure(params))
     return BucketPlan(
         tuple(_row(record, program, mesh, work) for record in sorted(records, key=lambda r: r.number)),
-        tuple(name for name in names if name not in reduced), axes, mesh.axis_size(axes),
-    )  # fmt: skip
+        tuple(name for name in names if name not in reduced),
+        axes,
+        mesh.axis_size(axes),
+    )
 
 
 def _measured(equations: Sequence[Equation], mesh: Mesh) -> float | None:
@@ -130,7 +138,12 @@ def _row(record: BucketRecord, program: Program, mesh: Mesh, work: Sequence[floa
     own = [eqn for eqn in program.equations[record.begin : record.end] if eqn.primitive.communicates]
     assignment, number = record.assignment, record.number
     return BucketRow(
-        number, dtype_name(assignment.dtypes[number]), record.names, assignment.nbytes[number],
-        sum(a.type.nbytes for eqn in own for a in eqn.inputs), sum(work[: record.begin]) / max(1.0, sum(work)),
-        sum(predicted_seconds(eqn, mesh) for eqn in own), _measured(own, mesh),
-    )  # fmt: skip
+        number,
+        dtype_name(assignment.dtypes[number]),
+        record.names,
+        assignment.nbytes[number],
+        sum(a.type.nbytes for eqn in own for a in eqn.inputs),
+        sum(work[: record.begin]) / max(1.0, sum(work)),
+        sum(predicted_seconds(eqn, mesh) for eqn in own),
+        _measured(own, mesh),
+    )

@@ -16,10 +16,21 @@ from ..errors import CheckpointError, DTypeError
 __all__ = ["read_tensors", "write_tensors"]
 
 _TYPES = {
-    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": bfloat16, "I64": np.int64, "I32": np.int32,
-    "I16": np.int16, "I8": np.int8, "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_,
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": bfloat16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U64": np.uint64,
+    "U32": np.uint32,
+    "U16": np.uint16,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
     "C64": np.complex64,
-}  # fmt: skip
+}
 """The format's names of dtypes. It has no complex128."""
 _WRITTEN = {np.dtype(t) for t in _TYPES.values()}
 

@@ -116,9 +116,7 @@ def int8(block_size: int = 256) -> CommHook:
     return CommHook(init, reduce)
 
 
-def power_sgd(
-    rank: int = 1, *, min_compression_rate: float = 2, seed: int = 0, inner: Hook = all_reduce
-) -> CommHook:
+def power_sgd(rank: int = 1, *, min_compression_rate: float = 2, seed: int = 0, inner: Hook = all_reduce) -> CommHook:
     """PowerSGD: each gradient, as a matrix M of shape (first dimension, all others), is summed as a product P Qᵀ of `rank`.
 
     One power iteration: P = M Q is summed over the devices and its columns are made orthonormal; Q = Mᵀ P is summed; the sum

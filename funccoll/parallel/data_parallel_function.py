@@ -132,9 +132,7 @@ class DataParallelFunction:
         result = (loss, extra) if call.returns_more else loss
         return (result, gradients) if reducer.states is None else (result, gradients, reducer.stacked_states())
 
-    def accumulate(
-        self, params: Any, *batch: Any, accumulated: Accumulated | None = None, active: Any = None
-    ) -> Any:
+    def accumulate(self, params: Any, *batch: Any, accumulated: Accumulated | None = None, active: Any = None) -> Any:
         """Return `Accumulated`: each device's own gradients, without communication, added to those that are given.
 
         With buffers or aux it returns `(accumulated, buffers)` and so on; only buffers communicate.

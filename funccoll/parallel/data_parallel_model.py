@@ -66,9 +66,17 @@ class DataParallel:
 
     @explains_keywords("fc.DataParallel", extends=data_parallel)
     def __init__(
-        self, model: Any, loss_fn: Callable[..., Any], optimizer: Any, *, mesh: Mesh | None = None, axis: Axes = "data",
-        trainable: Any = True, check_finite: bool = False, **options: Any,
-    ):  # fmt: skip
+        self,
+        model: Any,
+        loss_fn: Callable[..., Any],
+        optimizer: Any,
+        *,
+        mesh: Mesh | None = None,
+        axis: Axes = "data",
+        trainable: Any = True,
+        check_finite: bool = False,
+        **options: Any,
+    ):
         if mesh is None:
             if not isinstance(axis, str):
                 raise TraceError(f"DataParallel over {axis!r} needs a mesh with these axes: mesh=fc.make_mesh({{...}}).")
@@ -169,9 +177,12 @@ class DataParallel:
 
         own = self._spec
         return jit(
-            step, mesh=self.mesh, in_specs=(P(), P(), P(), own, own, P(), own, AUTO), donate_argnums=(0, 1, 2, 3, 4),
+            step,
+            mesh=self.mesh,
+            in_specs=(P(), P(), P(), own, own, P(), own, AUTO),
+            donate_argnums=(0, 1, 2, 3, 4),
             out_specs=(P(), P(), P(), P(), own, P()),
-        )  # fmt: skip
+        )
 
     def _updated(self, gradients: Any, state: Any, params: Any) -> Any:
         if isinstance(self.optimizer, GradientTransformation):
@@ -189,9 +200,12 @@ class DataParallel:
 
         own = self._spec
         return jit(
-            accumulate, mesh=self.mesh, in_specs=(P(), P(), own, P(), own, AUTO), out_specs=(own, own, P()),
+            accumulate,
+            mesh=self.mesh,
+            in_specs=(P(), P(), own, P(), own, AUTO),
+            out_specs=(own, own, P()),
             donate_argnums=(1, 2),
-        )  # fmt: skip
+        )
 
     # ---------------------------------------------------------------- steps
 
@@ -320,8 +334,12 @@ class DataParallel:
 
     def _state_leaves(self) -> dict[str, Any]:
         """Everything that a checkpoint has, by name."""
-        parts: Any = {"params": {**self._params, **self._frozen}, "buffers": self._buffers, "optimizer": self._state,
-                 "comm_hook": self._hook_state}  # fmt: skip
+        parts: Any = {
+            "params": {**self._params, **self._frozen},
+            "buffers": self._buffers,
+            "optimizer": self._state,
+            "comm_hook": self._hook_state,
+        }
         leaves, tree = optree.tree_flatten(parts)
         return dict(zip(_names(tree), leaves, strict=True))
 
@@ -352,8 +370,13 @@ class DataParallel:
                     f"DataParallel.load_state_dict: {name} is {dtype_name(new.dtype)}{list(new.shape)} in the state, and "
                     f"{dtype_name(old.dtype)}{list(old.shape)} in this model."
                 )
-        parts: Any = {"params": self._params, "frozen": self._frozen, "buffers": self._buffers, "optimizer": self._state,
-                 "comm_hook": self._hook_state}  # fmt: skip
+        parts: Any = {
+            "params": self._params,
+            "frozen": self._frozen,
+            "buffers": self._buffers,
+            "optimizer": self._state,
+            "comm_hook": self._hook_state,
+        }
         leaves, tree = optree.tree_flatten(parts)
         names = [re.sub("^frozen", "params", name) for name in _names(tree)]
         made = [device_put(np.asarray(state[n]), x.sharding) for n, x in zip(names, leaves, strict=True)]

@@ -43,8 +43,12 @@ def fused_step(eqn: Equation) -> Callable[..., Sequence[np.ndarray]]:
         if run(id(operands), id(results), array_type, leaves, size_table, place):
             # A scalar of NumPy's, or an array that is not contiguous: such a result is not written in place.
             operands = tuple([np.asarray(x, order="C") for x in operands[:arrays]])
-            results = tuple([x if type(x) is np.ndarray and x.flags.c_contiguous else np.empty(shape, dtype)
-                             for x, shape in zip(results, shapes, strict=True)])  # fmt: skip
+            results = tuple(
+                [
+                    x if type(x) is np.ndarray and x.flags.c_contiguous else np.empty(shape, dtype)
+                    for x, shape in zip(results, shapes, strict=True)
+                ]
+            )
             refused = run(id(operands), id(results), array_type, leaves, size_table, place)
             assert not refused, "contiguous arrays are refused"
         return results

@@ -26,8 +26,15 @@ from ..errors import DTypeError, ShapeError
 from .batch_rules import batch_each
 
 __all__ = [
-    "accumulated", "conv_input_p", "conv_kernel_p", "conv_p", "padded_sizes", "part_inside", "positions", "seen_from",
-]  # fmt: skip
+    "accumulated",
+    "conv_input_p",
+    "conv_kernel_p",
+    "conv_p",
+    "padded_sizes",
+    "part_inside",
+    "positions",
+    "seen_from",
+]
 
 Pairs = tuple[tuple[int, int], ...]
 
@@ -119,10 +126,16 @@ def _columns(
             part = padded[:count]
         by = part.strides
         view = np.lib.stride_tricks.as_strided(
-            part, (count, *found, *window, channels),
-            (by[0], *(s * b for s, b in zip(strides, by[1:-1], strict=True)),
-             *(d * b for d, b in zip(dilation, by[1:-1], strict=True)), by[-1]), writeable=False,
-        )  # fmt: skip
+            part,
+            (count, *found, *window, channels),
+            (
+                by[0],
+                *(s * b for s, b in zip(strides, by[1:-1], strict=True)),
+                *(d * b for d, b in zip(dilation, by[1:-1], strict=True)),
+                by[-1],
+            ),
+            writeable=False,
+        )
         if side < _SHORT_RUN:
             spatial = 1 + len(found)
             view = np.moveaxis(view, range(spatial), range(-spatial, 0))
@@ -185,9 +198,15 @@ def _conv_kernel(x: np.ndarray, y: np.ndarray, *, window: tuple[int, ...], group
 
 
 def _conv_input(
-    y: np.ndarray, w: np.ndarray, *, sizes: tuple[int, ...], strides: tuple[int, ...], padding: Pairs,
-    dilation: tuple[int, ...], groups: int,
-) -> np.ndarray:  # fmt: skip
+    y: np.ndarray,
+    w: np.ndarray,
+    *,
+    sizes: tuple[int, ...],
+    strides: tuple[int, ...],
+    padding: Pairs,
+    dilation: tuple[int, ...],
+    groups: int,
+) -> np.ndarray:
     window, found, dtype = w.shape[:-2], y.shape[1:-1], accumulated(y.dtype)
     out = np.empty((y.shape[0], *sizes, w.shape[-2] * groups), y.dtype)
     for ct, kernel, result in _by_group(groups, y, w, out):

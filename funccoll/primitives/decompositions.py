@@ -117,9 +117,11 @@ def _eigvalsh_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any]
 
 
 eigvalsh_p = _decomposition(
-    "linalg.eigvalsh", lambda a, *, lower: _infer_eigh(a, lower=lower)[:1],
-    lambda a, *, lower: np.linalg.eigvalsh(a, _uplo(lower)), _eigvalsh_vjp,
-)  # fmt: skip
+    "linalg.eigvalsh",
+    lambda a, *, lower: _infer_eigh(a, lower=lower)[:1],
+    lambda a, *, lower: np.linalg.eigvalsh(a, _uplo(lower)),
+    _eigvalsh_vjp,
+)
 
 
 def _infer_eig(a: ArrayType) -> list[ArrayType]:
@@ -147,9 +149,7 @@ def _eig_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any]) -> 
     return [pull]
 
 
-eig_p = _decomposition(
-    "linalg.eig", _infer_eig, lambda a: [_complex(x, a) for x in np.linalg.eig(a)], _eig_vjp, multiple=True
-)
+eig_p = _decomposition("linalg.eig", _infer_eig, lambda a: [_complex(x, a) for x in np.linalg.eig(a)], _eig_vjp, multiple=True)
 
 
 def _eigvals_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
@@ -170,8 +170,10 @@ def _infer_svd(a: ArrayType, *, full_matrices: bool) -> list[ArrayType]:
     k = min(m, n)
     rows, columns = (m, n) if full_matrices else (k, k)
     return [
-        ArrayType((*batch, m, rows), dtype), ArrayType((*batch, k), real_dtype(dtype)), ArrayType((*batch, columns, n), dtype),
-    ]  # fmt: skip
+        ArrayType((*batch, m, rows), dtype),
+        ArrayType((*batch, k), real_dtype(dtype)),
+        ArrayType((*batch, columns, n), dtype),
+    ]
 
 
 def _svd_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, full_matrices: bool) -> list[Any]:
@@ -224,9 +226,11 @@ def _svdvals_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any])
 
 
 svdvals_p = _decomposition(
-    "linalg.svdvals", lambda a: _infer_svd(a, full_matrices=False)[1:2], lambda a: np.linalg.svd(a, compute_uv=False),
+    "linalg.svdvals",
+    lambda a: _infer_svd(a, full_matrices=False)[1:2],
+    lambda a: np.linalg.svd(a, compute_uv=False),
     _svdvals_vjp,
-)  # fmt: skip
+)
 
 
 # ---------------------------------------------------------------- QR
@@ -274,6 +278,9 @@ def _qr_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, c
 
 
 qr_p = _decomposition(
-    "linalg.qr", _infer_qr, lambda a, *, complete: np.linalg.qr(a, "complete" if complete else "reduced"), _qr_vjp,
+    "linalg.qr",
+    _infer_qr,
+    lambda a, *, complete: np.linalg.qr(a, "complete" if complete else "reduced"),
+    _qr_vjp,
     multiple=True,
-)  # fmt: skip
+)

@@ -23,9 +23,17 @@ from .shaping import fit
 from .tangent_rules import added, linear
 
 __all__ = [
-    "UFUNCS", "broadcast_shapes", "convert_p", "divisor_p", "erf_p", "general_root_p", "resolve", "root_p", "stop_gradient_p",
+    "UFUNCS",
+    "broadcast_shapes",
+    "convert_p",
+    "divisor_p",
+    "erf_p",
+    "general_root_p",
+    "resolve",
+    "root_p",
+    "stop_gradient_p",
     "where_p",
-]  # fmt: skip
+]
 
 Rule = Callable[..., Any]
 
@@ -150,9 +158,13 @@ def _divisor_rule(ct: Any, out: Any, x: Any) -> Any:
 
 
 divisor_p = Primitive(
-    "divisor", lambda x: [x], lambda x: np.where(x == 0, np.asarray(np.inf, x.dtype), x),
-    partial(_apply_rules, (_divisor_rule,)), partial(_push_rules, (_divisor_rule,)), batch_aligned,
-)  # fmt: skip
+    "divisor",
+    lambda x: [x],
+    lambda x: np.where(x == 0, np.asarray(np.inf, x.dtype), x),
+    partial(_apply_rules, (_divisor_rule,)),
+    partial(_push_rules, (_divisor_rule,)),
+    batch_aligned,
+)
 """A length that a derivative is divided by; infinite in place of 0, at the tip of a cone.
 
 The derivative is 0 there, the mean of all directions (as in torch). A second one does not exist, because the curvature is
@@ -255,11 +267,30 @@ for _step in (np.floor, np.ceil, np.rint, np.trunc):
     _define(_step, _zeros)
 _define(np.heaviside, _zeros, lambda ct, out, x, y: ct * (x == 0))
 for _discrete in (
-    np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal,
-    np.logical_and, np.logical_or, np.logical_xor, np.logical_not,
-    np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.invert, np.left_shift, np.right_shift, np.bitwise_count,
-    np.isnan, np.isinf, np.isfinite, np.signbit, np.gcd, np.lcm,
-):  # fmt: skip
+    np.equal,
+    np.not_equal,
+    np.less,
+    np.less_equal,
+    np.greater,
+    np.greater_equal,
+    np.logical_and,
+    np.logical_or,
+    np.logical_xor,
+    np.logical_not,
+    np.bitwise_and,
+    np.bitwise_or,
+    np.bitwise_xor,
+    np.invert,
+    np.left_shift,
+    np.right_shift,
+    np.bitwise_count,
+    np.isnan,
+    np.isinf,
+    np.isfinite,
+    np.signbit,
+    np.gcd,
+    np.lcm,
+):
     _define(_discrete)
 
 
@@ -335,13 +366,23 @@ def _infer_parts(x: ArrayType) -> list[ArrayType]:
 
 
 real_p = Primitive(
-    "real", _infer_parts, np.real, lambda cts, inputs, outs: [lambda: fit(cts[0], inputs[0])],
-    jvp=linear("real"), batch=batch_aligned, view=True,
-)  # fmt: skip
+    "real",
+    _infer_parts,
+    np.real,
+    lambda cts, inputs, outs: [lambda: fit(cts[0], inputs[0])],
+    jvp=linear("real"),
+    batch=batch_aligned,
+    view=True,
+)
 imag_p = Primitive(
-    "imag", _infer_parts, np.imag, lambda cts, inputs, outs: [lambda: fit(cts[0] * -1j, inputs[0])],
-    jvp=linear("imag"), batch=batch_aligned, view=True,
-)  # fmt: skip
+    "imag",
+    _infer_parts,
+    np.imag,
+    lambda cts, inputs, outs: [lambda: fit(cts[0] * -1j, inputs[0])],
+    jvp=linear("imag"),
+    batch=batch_aligned,
+    view=True,
+)
 
 
 _erf_elements = np.frompyfunc(math.erf, 1, 1)

@@ -68,9 +68,14 @@ def _batch_name(primitive: Primitive, values: Sequence[Any], batched: Sequence[b
 
 # The identity, which gives a value a name for the policies of checkpoints.
 checkpoint_name_p = Primitive(
-    "checkpoint_name", lambda x, *, name: [x], lambda x, *, name: x, lambda cts, inputs, outs, *, name: [cts[0]],
-    jvp=lambda tangents, inputs, outs, *, name: [tangents[0]], batch=_batch_name, view=True,
-)  # fmt: skip
+    "checkpoint_name",
+    lambda x, *, name: [x],
+    lambda x, *, name: x,
+    lambda cts, inputs, outs, *, name: [cts[0]],
+    jvp=lambda tangents, inputs, outs, *, name: [tangents[0]],
+    batch=_batch_name,
+    view=True,
+)
 
 
 def _infer_barrier(*xs: ArrayType, tokens: int) -> list[ArrayType]:
@@ -87,8 +92,13 @@ def _batch_barrier(
 # The identity of all operands but the last ones, the tokens. Passes neither merge nor move equations across it, because its
 # results are other variables than its operands, and depend on the tokens. It is removed once the order of execution is settled.
 optimization_barrier_p = Primitive(
-    "optimization_barrier", _infer_barrier, lambda *xs, tokens: [*xs[: len(xs) - tokens]],
+    "optimization_barrier",
+    _infer_barrier,
+    lambda *xs, tokens: [*xs[: len(xs) - tokens]],
     lambda cts, inputs, outs, *, tokens: [*cts, *[None] * tokens],
     jvp=lambda tangents, inputs, outs, *, tokens: tangents[: len(outs)],
-    batch=_batch_barrier, multiple=True, kind="fence", view=True,
-)  # fmt: skip
+    batch=_batch_barrier,
+    multiple=True,
+    kind="fence",
+    view=True,
+)

@@ -23,9 +23,17 @@ from .shaping import fit
 from .tangent_rules import linear, or_zeros
 
 __all__ = [
-    "INDEX_UPDATES", "Piece", "Recipe", "getitem_p", "index_add_p", "index_of_batch", "index_set_p", "realize", "result_shape",
+    "INDEX_UPDATES",
+    "Piece",
+    "Recipe",
+    "getitem_p",
+    "index_add_p",
+    "index_of_batch",
+    "index_set_p",
+    "realize",
+    "result_shape",
     "scatter_p",
-]  # fmt: skip
+]
 
 Recipe = tuple[tuple, ...]
 
@@ -284,9 +292,7 @@ def _index_multiply_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequenc
         zeros = at(bind(index_add_p, nothing, zero.astype(np.int64), *arrays, recipe=recipe), *arrays) - zero
         return fit(at(cts[0], *arrays) * np.where(zeros > 0, np.zeros((), x.dtype), product), v)
 
-    return [
-        lambda: bind(INDEX_UPDATES[np.multiply], cts[0], v, *arrays, recipe=recipe), factor, *(None for _ in arrays)
-    ]
+    return [lambda: bind(INDEX_UPDATES[np.multiply], cts[0], v, *arrays, recipe=recipe), factor, *(None for _ in arrays)]
 
 
 def _infer_order(x: ArrayType, v: ArrayType, *arrays: ArrayType, recipe: Recipe) -> list[ArrayType]:
@@ -297,9 +303,7 @@ def _infer_order(x: ArrayType, v: ArrayType, *arrays: ArrayType, recipe: Recipe)
 
 INDEX_UPDATES: dict[np.ufunc, Primitive] = {
     np.add: index_add_p,
-    np.multiply: Primitive(
-        "index_multiply", _infer_update, _combine_at(np.multiply), _index_multiply_vjp, batch=batch_each
-    ),
+    np.multiply: Primitive("index_multiply", _infer_update, _combine_at(np.multiply), _index_multiply_vjp, batch=batch_each),
     np.maximum: Primitive("index_max", _infer_order, _combine_at(np.maximum), _index_extremum_vjp, batch=batch_each),
     np.minimum: Primitive("index_min", _infer_order, _combine_at(np.minimum), _index_extremum_vjp, batch=batch_each),
 }

@@ -23,9 +23,11 @@ def _infer(a: ArrayType, b: ArrayType, *, rcond: float) -> list[ArrayType]:
         raise ShapeError(f"np.linalg.lstsq: shapes {a.shape} and {b.shape}; it takes a matrix, and as many rows.")
     (m, n), k, real = a.shape, b.shape[1], real_dtype(dtype)
     return [
-        ArrayType((n, k), dtype), ArrayType((k if m > n else 0,), real), ArrayType((), np.dtype(np.int32)),
+        ArrayType((n, k), dtype),
+        ArrayType((k if m > n else 0,), real),
+        ArrayType((), np.dtype(np.int32)),
         ArrayType((min(m, n),), real),
-    ]  # fmt: skip
+    ]
 
 
 def _lstsq(a: np.ndarray, b: np.ndarray, *, rcond: float) -> list[Any]:

@@ -145,15 +145,12 @@ def _einsum_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], 
 
 def _einsum_jvp(tangents: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, subscripts: str) -> list[Any]:
     terms = [
-        bind(einsum_p, *inputs[:i], t, *inputs[i + 1 :], subscripts=subscripts)
-        for i, t in enumerate(tangents) if t is not None
-    ]  # fmt: skip
+        bind(einsum_p, *inputs[:i], t, *inputs[i + 1 :], subscripts=subscripts) for i, t in enumerate(tangents) if t is not None
+    ]
     return [added(*terms)]
 
 
-def _batch_einsum(
-    primitive: Primitive, values: Sequence[Any], batched: Sequence[bool], size: int, *, subscripts: str
-) -> Any:
+def _batch_einsum(primitive: Primitive, values: Sequence[Any], batched: Sequence[bool], size: int, *, subscripts: str) -> Any:
     left, right = subscripts.split("->")
     new = next(letter for letter in _LETTERS if letter not in subscripts)
     terms = [new * b + term for term, b in zip(left.split(","), batched, strict=True)]

@@ -21,9 +21,18 @@ from .elementwise import broadcast_shapes
 from .shaping import fit
 
 __all__ = [
-    "adjoint", "cofactors_p", "conjugate", "det_p", "inv_p", "pinv_p", "real_dtype", "require_matrices", "slogdet_p", "solve_p",
+    "adjoint",
+    "cofactors_p",
+    "conjugate",
+    "det_p",
+    "inv_p",
+    "pinv_p",
+    "real_dtype",
+    "require_matrices",
+    "slogdet_p",
+    "solve_p",
     "solve_triangular_p",
-]  # fmt: skip
+]
 
 
 def require_matrices(name: str, *types: ArrayType, square: bool = False) -> np.dtype:
@@ -122,9 +131,13 @@ def _solve_triangular_vjp(
 
 
 solve_triangular_p = Primitive(
-    "linalg.solve_triangular", _infer_solve_triangular, _solve_triangular, _solve_triangular_vjp, batch=batch_aligned,
+    "linalg.solve_triangular",
+    _infer_solve_triangular,
+    _solve_triangular,
+    _solve_triangular_vjp,
+    batch=batch_aligned,
     blas=True,
-)  # fmt: skip
+)
 
 
 # ---------------------------------------------------------------- inverses

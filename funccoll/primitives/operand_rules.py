@@ -18,9 +18,16 @@ from ..errors import DTypeError, ShapeError
 from .batch_rules import shifted
 
 __all__ = [
-    "batch_operands", "blocks_of", "check_op", "communicate", "linear_each", "own_block", "require_divisible", "resized",
+    "batch_operands",
+    "blocks_of",
+    "check_op",
+    "communicate",
+    "linear_each",
+    "own_block",
+    "require_divisible",
+    "resized",
     "together",
-]  # fmt: skip
+]
 
 
 # ---------------------------------------------------------------- types

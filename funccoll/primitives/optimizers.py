@@ -59,7 +59,7 @@ def _nesterov(decay: Any, p: Any, g: Any, m: Any, rate: Any, shrink: Any, keep: 
 
 def _adam(
     decay: Any, p: Any, g: Any, m: Any, v: Any, rate: Any, shrink: Any, first: Any, keep: Any, second: Any, scale: Any, eps: Any
-) -> Any:  # fmt: skip
+) -> Any:
     g = g + shrink * p if decay == COUPLED else g
     m = m + first * (g - m)
     v = keep * v + second * (g * g)
@@ -68,9 +68,20 @@ def _adam(
 
 
 def _amsgrad(
-    decay: Any, p: Any, g: Any, m: Any, v: Any, top: Any, rate: Any, shrink: Any, first: Any, keep: Any, second: Any,
-    scale: Any, eps: Any,
-) -> Any:  # fmt: skip
+    decay: Any,
+    p: Any,
+    g: Any,
+    m: Any,
+    v: Any,
+    top: Any,
+    rate: Any,
+    shrink: Any,
+    first: Any,
+    keep: Any,
+    second: Any,
+    scale: Any,
+    eps: Any,
+) -> Any:
     g = g + shrink * p if decay == COUPLED else g
     m = m + first * (g - m)
     v = keep * v + second * (g * g)

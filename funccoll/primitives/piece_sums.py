@@ -60,9 +60,7 @@ def _region(recipe: Recipe) -> tuple:
     return (*realize(recipe, ()), ...)
 
 
-def _accumulate(
-    *operands: np.ndarray, shape: tuple[int, ...], recipes: tuple[Recipe, ...], started: bool
-) -> np.ndarray:
+def _accumulate(*operands: np.ndarray, shape: tuple[int, ...], recipes: tuple[Recipe, ...], started: bool) -> np.ndarray:
     start, pieces = divide_operands(operands, recipes, started)
     out = np.zeros(shape, operands[0].dtype) if start is None else np.array(start)
     for value, arrays, recipe in pieces:
@@ -87,9 +85,15 @@ def _accumulate_vjp(
 
 
 def _batch(
-    primitive: Primitive, values: Sequence[Any], batched: Sequence[bool], size: int, *, shape: tuple[int, ...],
-    recipes: tuple[Recipe, ...], started: bool,
-) -> Any:  # fmt: skip
+    primitive: Primitive,
+    values: Sequence[Any],
+    batched: Sequence[bool],
+    size: int,
+    *,
+    shape: tuple[int, ...],
+    recipes: tuple[Recipe, ...],
+    started: bool,
+) -> Any:
     """Slices get the batch as a dimension in front; of index arrays each element of the batch has its own equation."""
     if any(entry[0] == "array" for recipe in recipes for entry in recipe):
         return batch_each(primitive, values, batched, size, shape=shape, recipes=recipes, started=started)

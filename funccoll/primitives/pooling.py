@@ -21,8 +21,13 @@ from .convolution import accumulated
 from .elementwise import where_p
 
 __all__ = [
-    "window_max_p", "window_max_put_p", "window_max_take_p", "window_places", "window_spread_p", "window_sum_p",
-]  # fmt: skip
+    "window_max_p",
+    "window_max_put_p",
+    "window_max_take_p",
+    "window_places",
+    "window_spread_p",
+    "window_sum_p",
+]
 
 Pair = tuple[int, int]
 

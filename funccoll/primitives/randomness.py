@@ -18,9 +18,17 @@ from ..errors import ShapeError, UnsupportedError
 from .batch_rules import batch_all
 
 __all__ = [
-    "BITS", "FOLD_IN", "SPLIT", "check_data", "check_key", "fold_in_p", "log_gamma_p", "random_bits_p", "random_order_p",
+    "BITS",
+    "FOLD_IN",
+    "SPLIT",
+    "check_data",
+    "check_key",
+    "fold_in_p",
+    "log_gamma_p",
+    "random_bits_p",
+    "random_order_p",
     "split_p",
-]  # fmt: skip
+]
 
 _UINT64 = np.dtype(np.uint64)
 BITS, FOLD_IN, SPLIT, _GAMMA, _SMALL_GAMMA = range(5)

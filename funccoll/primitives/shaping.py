@@ -32,9 +32,7 @@ def fit(ct: Any, like: Any) -> Any:
         ct = np.real(ct)
     if tuple(ct.shape) != shape:
         lead = len(ct.shape) - len(shape)
-        axes = tuple(range(lead)) + tuple(
-            lead + d for d, n in enumerate(shape) if n == 1 and ct.shape[lead + d] != 1
-        )
+        axes = tuple(range(lead)) + tuple(lead + d for d, n in enumerate(shape) if n == 1 and ct.shape[lead + d] != 1)
         ct = np.sum(ct, axis=axes, dtype=wide_dtype(ct.dtype))
         if tuple(ct.shape) != shape:
             ct = np.reshape(ct, shape)
@@ -56,7 +54,9 @@ reshape_p = Primitive(
     _infer_reshape,
     lambda x, *, shape: np.reshape(x, shape),
     lambda cts, inputs, outs, *, shape: [partial(np.reshape, cts[0], tuple(inputs[0].shape))],
-    jvp=linear("reshape"), batch=_batch_reshape, view=True,
+    jvp=linear("reshape"),
+    batch=_batch_reshape,
+    view=True,
 )
 
 
@@ -75,9 +75,14 @@ def _batch_transpose(primitive: Primitive, values: Sequence[Any], batched: Any, 
 
 
 transpose_p = Primitive(
-    "transpose", _infer_transpose, lambda x, *, permutation: np.transpose(x, permutation), _transpose_vjp,
-    jvp=linear("transpose"), batch=_batch_transpose, view=True,
-)  # fmt: skip
+    "transpose",
+    _infer_transpose,
+    lambda x, *, permutation: np.transpose(x, permutation),
+    _transpose_vjp,
+    jvp=linear("transpose"),
+    batch=_batch_transpose,
+    view=True,
+)
 
 
 def _infer_broadcast(x: ArrayType, *, shape: tuple[int, ...]) -> list[ArrayType]:
@@ -97,7 +102,9 @@ broadcast_to_p = Primitive(
     _infer_broadcast,
     lambda x, *, shape: np.broadcast_to(x, shape),
     lambda cts, inputs, outs, *, shape: [partial(fit, cts[0], inputs[0])],
-    jvp=linear("broadcast_to"), batch=_batch_broadcast, view=True,
+    jvp=linear("broadcast_to"),
+    batch=_batch_broadcast,
+    view=True,
 )
 
 
@@ -111,8 +118,7 @@ def _infer_concatenate(*xs: ArrayType, dim: int) -> list[ArrayType]:
         )
         if not same:
             raise ShapeError(
-                f"concatenate along dimension {dim}: shapes {', '.join(str(t.shape) for t in xs)} differ in "
-                "another dimension."
+                f"concatenate along dimension {dim}: shapes {', '.join(str(t.shape) for t in xs)} differ in another dimension."
             )
     total = sum(x.shape[dim] for x in xs)
     return [ArrayType((*first.shape[:dim], total, *first.shape[dim + 1 :]), first.dtype)]
@@ -129,9 +135,13 @@ def _concatenate_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[A
 
 
 concatenate_p = Primitive(
-    "concatenate", _infer_concatenate, lambda *xs, dim: np.concatenate(xs, axis=dim), _concatenate_vjp,
-    jvp=linear_together("concatenate"), batch=batch_dims("dim"),
-)  # fmt: skip
+    "concatenate",
+    _infer_concatenate,
+    lambda *xs, dim: np.concatenate(xs, axis=dim),
+    _concatenate_vjp,
+    jvp=linear_together("concatenate"),
+    batch=batch_dims("dim"),
+)
 
 
 def _infer_pad(x: ArrayType, value: ArrayType, *, widths: tuple[tuple[int, int], ...]) -> list[ArrayType]:

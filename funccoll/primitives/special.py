@@ -100,13 +100,12 @@ _define("rgamma", lambda ct, out, x: -ct * out * sp.psi(x))
 _define("gammasgn", lambda ct, out, x: np.zeros_like(x))
 _define("psi", _real_only("psi", lambda ct, out, x: ct * sp._zeta(2.0, x)))
 _define("_zeta", _refused("zeta", "x"), _real_only("zeta", lambda ct, out, x, q: -ct * x * sp._zeta(x + 1, q)))
+_define("poch", lambda ct, out, z, m: ct * out * (sp.psi(z + m) - sp.psi(z)), lambda ct, out, z, m: ct * out * sp.psi(z + m))
 _define(
-    "poch", lambda ct, out, z, m: ct * out * (sp.psi(z + m) - sp.psi(z)), lambda ct, out, z, m: ct * out * sp.psi(z + m)
-)
-_define(
-    "beta", lambda ct, out, a, b: ct * out * (sp.psi(a) - sp.psi(a + b)),
+    "beta",
+    lambda ct, out, a, b: ct * out * (sp.psi(a) - sp.psi(a + b)),
     lambda ct, out, a, b: ct * out * (sp.psi(b) - sp.psi(a + b)),
-)  # fmt: skip
+)
 _define(
     "betaln", lambda ct, out, a, b: ct * (sp.psi(a) - sp.psi(a + b)), lambda ct, out, a, b: ct * (sp.psi(b) - sp.psi(a + b))
 )
@@ -122,14 +121,14 @@ def _beta_density(a: Any, b: Any, x: Any) -> Any:
 
 _define("gammainc", _refused("gammainc", "a"), lambda ct, out, a, x: ct * _gamma_density(a, x))
 _define("gammaincc", _refused("gammaincc", "a"), lambda ct, out, a, x: -ct * _gamma_density(a, x))
+
+
 def _t_density(v: Any, t: Any) -> Any:
     return np.exp(-sp.xlog1py((v + 1) / 2, np.square(t) / v) - sp.betaln(v / 2, 0.5)) / np.sqrt(v)
 
 
 _define("stdtr", _refused("stdtr", "df"), lambda ct, out, v, t: ct * _t_density(v, t))
-_define(
-    "betainc", _refused("betainc", "a"), _refused("betainc", "b"), lambda ct, out, a, b, x: ct * _beta_density(a, b, x)
-)
+_define("betainc", _refused("betainc", "a"), _refused("betainc", "b"), lambda ct, out, a, b, x: ct * _beta_density(a, b, x))
 
 
 # ---------------------------------------------------------------- the error function, the normal distribution
@@ -186,6 +185,4 @@ for _name in ("jv", "yv", "yn"):
 _of_order("iv", lambda ct, out, v, x: ct * (sp.iv(v - 1, x) + sp.iv(v + 1, x)) / 2)
 _of_order("kv", lambda ct, out, v, x: -ct * (sp.kv(v - 1, x) + sp.kv(v + 1, x)) / 2)
 _of_order("kve", lambda ct, out, v, x: ct * (out - (sp.kve(v - 1, x) + sp.kve(v + 1, x)) / 2))
-_of_order(
-    "ive", _real_only("ive", lambda ct, out, v, x: ct * ((sp.ive(v - 1, x) + sp.ive(v + 1, x)) / 2 - np.sign(x) * out))
-)
+_of_order("ive", _real_only("ive", lambda ct, out, v, x: ct * ((sp.ive(v - 1, x) + sp.ive(v + 1, x)) / 2 - np.sign(x) * out)))

@@ -84,9 +84,15 @@ def _own_slice_vjp(cts: Sequence[Any], inputs: Any, outs: Any, **params: Any) ->
 
 
 own_slice_p = Primitive(
-    "own_slice", _infer_own_slice, own_block, _own_slice_vjp, linear("own_slice"), batch_operands("dim"), kind="local",
+    "own_slice",
+    _infer_own_slice,
+    own_block,
+    _own_slice_vjp,
+    linear("own_slice"),
+    batch_operands("dim"),
+    kind="local",
     view=True,
-)  # fmt: skip
+)
 
 
 # ---------------------------------------------------------------- axis_index

@@ -219,18 +219,29 @@ class Profile:
                 keep = (activity >= 0) & (every_instruction | (thread.kind != BOOKKEEPING))
                 numbers = np.array([texts.setdefault(text, len(texts)) for text in thread.texts] or [0], np.int32)
                 found = (
-                    np.full(np.count_nonzero(keep), record.rank, np.int32), (thread.start[keep] - self._origin) / 1e9,
-                    (thread.end[keep] - self._origin) / 1e9, activity[keep],
-                    thread.peer[keep], numbers[thread.text[keep]],
+                    np.full(np.count_nonzero(keep), record.rank, np.int32),
+                    (thread.start[keep] - self._origin) / 1e9,
+                    (thread.end[keep] - self._origin) / 1e9,
+                    activity[keep],
+                    thread.peer[keep],
+                    numbers[thread.text[keep]],
                     np.full(np.count_nonzero(keep), thread.number, np.int32),
-                )  # fmt: skip
+                )
                 for column, values in zip(columns, found, strict=True):
                     column.append(values)
         rank, start, end, activity, peer, text, channel = (np.concatenate([*c, np.empty(0)]) for c in columns)
         return Timeline(
-            f"profile {self.name}", self.nranks, rank.astype(np.int32), start, end, activity.astype(np.int8),
-            peer.astype(np.int32), text.astype(np.int32), list(texts), channel.astype(np.int32),
-        )  # fmt: skip
+            f"profile {self.name}",
+            self.nranks,
+            rank.astype(np.int32),
+            start,
+            end,
+            activity.astype(np.int8),
+            peer.astype(np.int32),
+            text.astype(np.int32),
+            list(texts),
+            channel.astype(np.int32),
+        )
 
     def to_perfetto(self, path: str | os.PathLike[str] | None = None, every_instruction: bool = False) -> str:
         """`Timeline.to_perfetto` of the timeline."""
@@ -240,14 +251,21 @@ class Profile:
         """The figures of the profile as plain values, for JSON."""
         blame = self.blame
         return {
-            "profile": self.name, "ranks": self.nranks, "seconds": self.seconds, "notes": self.notes,
+            "profile": self.name,
+            "ranks": self.nranks,
+            "seconds": self.seconds,
+            "notes": self.notes,
             "split": [dict(zip(SPLIT, row, strict=True)) for row in self.split.tolist()],
             "lines": [line._asdict() for line in self.lines[:100]],
             "compiled": [function._asdict() for function in self.compiled[:100]],
             "scopes": {name: dict(zip(SPLIT, row.tolist(), strict=False)) for name, row in self.scopes.items()},
-            "waited": blame.waited.tolist(), "caused": blame.caused.tolist(), "named": blame.named,
-            "machine": blame.machine, "unknown": blame.unknown, "causes": [cause._asdict() for cause in blame.causes[:100]],
-        }  # fmt: skip
+            "waited": blame.waited.tolist(),
+            "caused": blame.caused.tolist(),
+            "named": blame.named,
+            "machine": blame.machine,
+            "unknown": blame.unknown,
+            "causes": [cause._asdict() for cause in blame.causes[:100]],
+        }
 
     # ------------------------------------------------------------ words
 
@@ -269,8 +287,9 @@ class Profile:
         totals = self.blame.totals
         return [
             (str(rank), *(seconds_text(s) for s in row), seconds_text(totals[rank]))
-            for rank, row in enumerate(self.split.tolist()) if rank not in self.missing
-        ]  # fmt: skip
+            for rank, row in enumerate(self.split.tolist())
+            if rank not in self.missing
+        ]
 
     def __repr__(self) -> str:
         head, rows = ("rank", *SPLIT, "caused waiting"), self.split_rows()

@@ -21,9 +21,18 @@ from ..runtime.recorder import CALL, FORMAT, VERSION
 from ..runtime.row_file import RECORDING, SAMPLE
 
 __all__ = [
-    "BOOKKEEPING", "COMPILE", "COMPUTE", "KINDS", "MOVE", "RECORDED", "REDUCE", "WAIT",
-    "RankRecord", "ThreadRecord", "read_rank",
-]  # fmt: skip
+    "BOOKKEEPING",
+    "COMPILE",
+    "COMPUTE",
+    "KINDS",
+    "MOVE",
+    "RECORDED",
+    "REDUCE",
+    "WAIT",
+    "RankRecord",
+    "ThreadRecord",
+    "read_rank",
+]
 
 KINDS = WAIT, MOVE, REDUCE, COMPUTE, BOOKKEEPING, RECORDED, COMPILE = range(7)
 """Kinds of spans: the activities of a Timeline, instructions which only write or compare a few words, what recording itself
@@ -240,7 +249,18 @@ def _thread(rank: int, number: int, rows: np.ndarray, tables: Mapping[int, _Tabl
     spans, whole = kind >= 0, rows[is_call]
     calls = np.column_stack([whole[:, 1:3], whole[:, 0] >> 32, whole[:, 3]])
     record = ThreadRecord(
-        rank, number, rows[spans, 1], rows[spans, 2], kind[spans], peer[spans], counter[spans], rows[spans, 3], text[spans],
-        texts, rows[is_program][:, 1:3], calls, samples,
+        rank,
+        number,
+        rows[spans, 1],
+        rows[spans, 2],
+        kind[spans],
+        peer[spans],
+        counter[spans],
+        rows[spans, 3],
+        text[spans],
+        texts,
+        rows[is_program][:, 1:3],
+        calls,
+        samples,
     )
     return record, int(np.count_nonzero(~spans & ~is_call))

@@ -20,18 +20,39 @@ from .gammas import beta, dirichlet, gamma, loggamma
 from .keys import bits, fold_in, key, split
 
 __all__ = [
-    "bernoulli", "beta", "bits", "categorical", "choice", "dirichlet", "exponential", "fold_in", "gamma", "gumbel", "key",
-    "laplace", "loggamma", "normal", "permutation", "randint", "shuffle", "split", "truncated_normal", "uniform",
-]  # fmt: skip
+    "bernoulli",
+    "beta",
+    "bits",
+    "categorical",
+    "choice",
+    "dirichlet",
+    "exponential",
+    "fold_in",
+    "gamma",
+    "gumbel",
+    "key",
+    "laplace",
+    "loggamma",
+    "normal",
+    "permutation",
+    "randint",
+    "shuffle",
+    "split",
+    "truncated_normal",
+    "uniform",
+]
 
 
 if not TYPE_CHECKING:
-    __dir__, __getattr__ = directory(globals(), {
-        "PRNGKey": "fc.random.key(seed)",
-        "seed": "fc.random.key(seed), which each function takes",
-        "manual_seed": "fc.random.key(seed), which each function takes",
-        "default_rng": "fc.random.key(seed), which each function takes",
-        "rand": "fc.random.uniform(key, shape)",
-        "randn": "fc.random.normal(key, shape)",
-        "randperm": "fc.random.permutation(key, n)",
-    })
+    __dir__, __getattr__ = directory(
+        globals(),
+        {
+            "PRNGKey": "fc.random.key(seed)",
+            "seed": "fc.random.key(seed), which each function takes",
+            "manual_seed": "fc.random.key(seed), which each function takes",
+            "default_rng": "fc.random.key(seed), which each function takes",
+            "rand": "fc.random.uniform(key, shape)",
+            "randn": "fc.random.normal(key, shape)",
+            "randperm": "fc.random.permutation(key, n)",
+        },
+    )

@@ -35,9 +35,7 @@ def bernoulli(key: UInt64[Any, "2"], p: Any = 0.5, shape: Shape | None = None) -
     return uniform(key, broadcast_draw("bernoulli", shape, p=p)) < p
 
 
-def randint(
-    key: UInt64[Any, "2"], shape: Shape, minval: Any, maxval: Any, dtype: Any = np.int64
-) -> Integer[Any, "..."]:
+def randint(key: UInt64[Any, "2"], shape: Shape, minval: Any, maxval: Any, dtype: Any = np.int64) -> Integer[Any, "..."]:
     """Uniform integers from `minval` to `maxval` - 1, of `shape` and `dtype`. Bounds are integers, and may be arrays.
 
     128 random bits for each: a value's probability is off by less than one part in 2^64, whatever the range. Bounds that leave
@@ -82,9 +80,7 @@ def _scaled(first: Any, second: Any, count: Any) -> Any:
     return upper + (lower > ~below).astype(np.uint64)
 
 
-def categorical(
-    key: UInt64[Any, "2"], logits: Any, axis: int = -1, shape: Shape | None = None
-) -> Integer[Any, "..."]:
+def categorical(key: UInt64[Any, "2"], logits: Any, axis: int = -1, shape: Shape | None = None) -> Integer[Any, "..."]:
     """Categories (int64) drawn with probabilities softmax(logits) along `axis`. A logit of -inf excludes a category.
 
     `shape` defaults to that of the logits without `axis`, which must broadcast to it. The largest sum of a logit and a Gumbel

@@ -134,9 +134,7 @@ class CollectiveCall:
         """The call of an equation."""
         how, algorithm = lowering(eqn), eqn.params["algorithm"]
         operands = [
-            Operand(
-                how.input_shape(a.type.shape), out.type.shape, a.type.dtype, how.cut_dim, how.concat_dim, None, a, out
-            )
+            Operand(how.input_shape(a.type.shape), out.type.shape, a.type.dtype, how.cut_dim, how.concat_dim, None, a, out)
             for a, out in zip(eqn.inputs, eqn.outputs, strict=True)
             if isinstance(a, Var)
         ]
@@ -144,9 +142,18 @@ class CollectiveCall:
         native = algorithm if algorithm in NATIVE_ALGORITHMS else ""
         params = {name: value for name, value in eqn.params.items() if name != "axes"}
         return cls(
-            groups_of(eqn, mesh), schedule, how.op if operands else "or", tuple(operands) or (NOTHING,),
-            f"{key} {native}".rstrip(), eqn.source, native, eqn.primitive, params, program, argument_types,
-        )  # fmt: skip
+            groups_of(eqn, mesh),
+            schedule,
+            how.op if operands else "or",
+            tuple(operands) or (NOTHING,),
+            f"{key} {native}".rstrip(),
+            eqn.source,
+            native,
+            eqn.primitive,
+            params,
+            program,
+            argument_types,
+        )
 
     def __post_init__(self):
         assert self.groups.size == self.schedule.nranks, f"a schedule of {self.schedule.nranks} ranks for {self.groups.ranks}"
@@ -225,8 +232,5 @@ def bind_arguments(
     made = {result: ~number for number, result in enumerate(outputs)}
     read = dict.fromkeys(o.source for o in operands if o.source is not None and o.source not in made)
     number: dict[Var | None, int] = {**{source: i for i, source in enumerate(read)}, **made}
-    bound = [
-        replace(call, operands=tuple(replace(o, argument=number.get(o.source)) for o in call.operands))
-        for call in calls
-    ]
+    bound = [replace(call, operands=tuple(replace(o, argument=number.get(o.source)) for o in call.operands)) for call in calls]
     return bound, tuple(read), outputs

@@ -47,7 +47,7 @@ __all__ = [
     "recorded",
     "recorded_lines",
     "register",
-]  # fmt: skip
+]
 
 FORMAT, VERSION = "funccoll profile", 1
 """The first words of a head."""
@@ -363,11 +363,20 @@ def _folder_name(run: str) -> str:
 
 def _head(rank: int, nranks: int, run: str, source: Source | None) -> dict[str, Any]:
     return {
-        "format": FORMAT, "version": VERSION, "rank": rank, "ranks": nranks, "run": run, "host": platform.node(),
-        "boot": _clock(), "pid": os.getpid(), "command": sys.argv,
-        "funccoll": __version__, "monotonic_ns": time.monotonic_ns(), "time_ns": time.time_ns(),
+        "format": FORMAT,
+        "version": VERSION,
+        "rank": rank,
+        "ranks": nranks,
+        "run": run,
+        "host": platform.node(),
+        "boot": _clock(),
+        "pid": os.getpid(),
+        "command": sys.argv,
+        "funccoll": __version__,
+        "monotonic_ns": time.monotonic_ns(),
+        "time_ns": time.time_ns(),
         "begun_at": str(source or ""),
-    }  # fmt: skip
+    }
 
 
 def end(recorder: Recorder) -> None:

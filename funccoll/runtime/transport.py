@@ -31,16 +31,29 @@ if TYPE_CHECKING:
     from ..transports.shm.shm_transport import SharedMemoryTransport
 
 __all__ = [
-    "ONE_BY_ONE", "TRANSPORT", "AgreedExecutable", "AgreedTransport", "ArgumentCheck", "CollectiveExecutable", "FirstCall",
-    "FunctionExecutable", "JobTransport", "Transport", "choose_job_transport", "load_transport",
-]  # fmt: skip
+    "ONE_BY_ONE",
+    "TRANSPORT",
+    "AgreedExecutable",
+    "AgreedTransport",
+    "ArgumentCheck",
+    "CollectiveExecutable",
+    "FirstCall",
+    "FunctionExecutable",
+    "JobTransport",
+    "Transport",
+    "choose_job_transport",
+    "load_transport",
+]
 
 ArgumentCheck = Callable[[Sequence[Any], Sequence[np.ndarray | None]], None]
 """A check of a call's arguments, from this process's blocks of them, and the global values of those that are not Arrays."""
 
 _MODULES = {
-    "local": "local.local_transport", "shm": "shm.shm_transport", "mpi": "mpi.mpi_transport", "cuda": "cuda.cuda_transport",
-}  # fmt: skip
+    "local": "local.local_transport",
+    "shm": "shm.shm_transport",
+    "mpi": "mpi.mpi_transport",
+    "cuda": "cuda.cuda_transport",
+}
 _BETWEEN_PROCESSES = "shm", "mpi"
 
 
@@ -95,7 +108,7 @@ class FunctionExecutable(CollectiveExecutable):
 
     def __init__(
         self, function: Callable[..., Any], inputs: tuple[Var, ...], outputs: tuple[Var, ...], returns_tuple: bool = True
-    ):  # fmt: skip
+    ):
         self._function, self.inputs, self.outputs, self.returns_tuple = function, inputs, outputs, returns_tuple
 
     def __call__(self, *copies: Copies) -> Any:
@@ -203,9 +216,12 @@ class Transport:
         return None
 
     def first_call(
-        self, executables: Sequence[CollectiveExecutable], identity: str, layouts: Sequence[ArrayLayout],
+        self,
+        executables: Sequence[CollectiveExecutable],
+        identity: str,
+        layouts: Sequence[ArrayLayout],
         name: Callable[[int], str],
-    ) -> FirstCall | None:  # fmt: skip
+    ) -> FirstCall | None:
         """Return the first call of a program with these collectives; None where no arguments have to be compared.
 
         `identity` is the program's, equal on all processes; `name` names the i-th argument.
@@ -222,9 +238,7 @@ class Transport:
         """
         return block.copy()
 
-    def compare_replicas(
-        self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
-    ) -> ArgumentCheck | None:
+    def compare_replicas(self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]) -> ArgumentCheck | None:
         """Return a check of a call's arguments: it raises ShardingError where two that must be equal differ.
 
         `name` names the i-th argument. None where a value that is equal on all devices is held once.
@@ -256,9 +270,12 @@ class AgreedTransport(Transport):
         return self.host.decision(executables, kind, source, identity)
 
     def first_call(
-        self, executables: Sequence[CollectiveExecutable], identity: str, layouts: Sequence[ArrayLayout],
+        self,
+        executables: Sequence[CollectiveExecutable],
+        identity: str,
+        layouts: Sequence[ArrayLayout],
         name: Callable[[int], str],
-    ) -> FirstCall | None:  # fmt: skip
+    ) -> FirstCall | None:
         """See `Transport`."""
         return self.host.first_call(executables, identity, layouts, name)
 
@@ -268,9 +285,7 @@ class AgreedTransport(Transport):
         """See `Transport`. By way of the hosts, where the value is wanted."""
         return self.host.gather_whole(self._download(block), shape, sharding, named)
 
-    def compare_replicas(
-        self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
-    ) -> ArgumentCheck | None:
+    def compare_replicas(self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]) -> ArgumentCheck | None:
         """See `Transport`. Each call also copies all arguments to the host."""
         check = self.host.compare_replicas(mesh, layouts, name)
         if check is None:
@@ -283,9 +298,7 @@ class AgreedTransport(Transport):
 
 
 class JobTransport(Protocol):
-    """The interface of a transport between processes: its memory, joining and leaving a job, and the transports of its meshes.
-
-    """
+    """The interface of a transport between processes: its memory, joining and leaving a job, its meshes' transports."""
 
     name: str
     message_library: MessageLibrary | None

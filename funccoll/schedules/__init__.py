@@ -23,9 +23,24 @@ if TYPE_CHECKING:
     from .streams.streams import Streams
 
 __all__ = [
-    "Collective", "Link", "Move", "Place", "Proof", "Schedule", "Streams", "Topology", "algorithm", "algorithms", "build",
-    "describe", "explain", "from_json", "from_msccl_xml", "register", "select",
-]  # fmt: skip
+    "Collective",
+    "Link",
+    "Move",
+    "Place",
+    "Proof",
+    "Schedule",
+    "Streams",
+    "Topology",
+    "algorithm",
+    "algorithms",
+    "build",
+    "describe",
+    "explain",
+    "from_json",
+    "from_msccl_xml",
+    "register",
+    "select",
+]
 
 
 def _lazy(name: str) -> Any:

@@ -210,9 +210,15 @@ class _RoundAssigner:
         self.flows.append(Flow(np.full(len(src), self.open), src, dst, count, part, step))
 
     def _work(
-        self, rank: np.ndarray, dsts: np.ndarray, dst: np.ndarray, src: np.ndarray, count: np.ndarray, part: np.ndarray,
+        self,
+        rank: np.ndarray,
+        dsts: np.ndarray,
+        dst: np.ndarray,
+        src: np.ndarray,
+        count: np.ndarray,
+        part: np.ndarray,
         step: np.ndarray,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if not len(rank):
             return
         n, k = src.shape

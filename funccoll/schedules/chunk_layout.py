@@ -15,8 +15,16 @@ from ..errors import ScheduleError
 from .collective import ALIGNMENT, Collective, chunk_bounds
 
 __all__ = [
-    "Blocks", "ChunkLayout", "FlatBuffers", "Index", "StridedRange", "cut_as_one", "in_segments", "joined", "shifted",
-]  # fmt: skip
+    "Blocks",
+    "ChunkLayout",
+    "FlatBuffers",
+    "Index",
+    "StridedRange",
+    "cut_as_one",
+    "in_segments",
+    "joined",
+    "shifted",
+]
 
 Index = slice | np.ndarray
 """Elements of a flat array: a slice where they are contiguous, else int64 numbers."""

@@ -19,9 +19,19 @@ import numpy as np
 from ..errors import ScheduleError
 
 __all__ = [
-    "ALIGNMENT", "BUFFERS", "KINDS", "REDUCTION", "Collective", "Kind", "check_count", "check_kind", "check_pairs",
-    "check_rank", "chunk_bounds", "similar",
-]  # fmt: skip
+    "ALIGNMENT",
+    "BUFFERS",
+    "KINDS",
+    "REDUCTION",
+    "Collective",
+    "Kind",
+    "check_count",
+    "check_kind",
+    "check_pairs",
+    "check_rank",
+    "chunk_bounds",
+    "similar",
+]
 
 BUFFERS = ("input", "output", "scratch")
 ALIGNMENT = 64
@@ -254,9 +264,7 @@ def check_pairs(pairs: Any) -> tuple[tuple[int, int], ...]:
     try:
         found = tuple((operator.index(source), operator.index(destination)) for source, destination in pairs)
     except (TypeError, ValueError):
-        raise ScheduleError(
-            f"pairs={pairs!r:.60} must be (source, destination) ranks, such as [(0, 1), (1, 0)]."
-        ) from None
+        raise ScheduleError(f"pairs={pairs!r:.60} must be (source, destination) ranks, such as [(0, 1), (1, 0)].") from None
     return found
 
 

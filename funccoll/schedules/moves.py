@@ -167,9 +167,7 @@ def encode(move: Any, collective: Collective, round: int, source: Source | None)
     if not isinstance(move, Move):
         if isinstance(move, (list, tuple)):
             raise ScheduleError("a round is a flat list of Moves, and this one contains a list.", source)
-        raise ScheduleError(
-            f"an algorithm yields Move(dsts, srcs), or a list of them (one round), not {move!r:.80}.", source
-        )
+        raise ScheduleError(f"an algorithm yields Move(dsts, srcs), or a list of them (one round), not {move!r:.80}.", source)
     dsts, srcs = _checked(move.dsts, "destination", collective, source), _checked(move.srcs, "source", collective, source)
     columns = [x for rank, _, chunk in (*dsts, *srcs) for x in (rank, chunk)]
     count = _integers(move.count, "count", source)
@@ -213,15 +211,16 @@ def _checked(places: Any, what: str, collective: Collective, source: Source | No
     out = []
     for place in listed:
         if not (isinstance(place, tuple) and len(place) == 3 and isinstance(place[1], str)):
-            raise ScheduleError(f"a {what} is (rank, buffer, chunk), such as (0, \"output\", 2), not {place!r:.80}.", source)
+            raise ScheduleError(f'a {what} is (rank, buffer, chunk), such as (0, "output", 2), not {place!r:.80}.', source)
         rank, buffer, chunk = place
         if buffer not in BUFFERS:
             raise ScheduleError(f"a {what} names buffer {buffer!r}. Use {', '.join(map(repr, BUFFERS))}.", source)
         if buffer == "input" and what == "destination":
             raise ScheduleError(
-                "a Move writes to \"input\": inputs are the caller's and only read. Write to \"output\" or \"scratch\". (The "
-                "order is Move(destinations, sources).)", source,
-            )  # fmt: skip
+                'a Move writes to "input": inputs are the caller\'s and only read. Write to "output" or "scratch". (The '
+                "order is Move(destinations, sources).)",
+                source,
+            )
         out.append((_integers(rank, "a rank", source), buffer, _integers(chunk, "a chunk", source)))
     return out
 
@@ -255,9 +254,14 @@ def _extent(collective: Collective, buffer: str) -> str:
 
 
 def _check_bounds(
-    dsts: list[tuple], srcs: list[tuple], by: np.ndarray, count: np.ndarray, rows: tuple[int, ...],
-    collective: Collective, source: Source | None,
-) -> None:  # fmt: skip
+    dsts: list[tuple],
+    srcs: list[tuple],
+    by: np.ndarray,
+    count: np.ndarray,
+    rows: tuple[int, ...],
+    collective: Collective,
+    source: Source | None,
+) -> None:
     p = collective.nranks
     sizes = {"input": collective.input_chunks, "output": collective.output_chunks, "scratch": _MOST_SCRATCH}
     if count.min() < 0:
@@ -269,8 +273,9 @@ def _check_bounds(
             i = int(np.argmax(wrong))
             raise ScheduleError(
                 f"the move {_row(dsts, rows, i)} := {_row(srcs, rows, i)}: {what} names rank {ranks[i]}, and there are ranks 0 "
-                f"to {p - 1}. Wrap around with % p, or leave out the rows that have no partner.", source,
-            )  # fmt: skip
+                f"to {p - 1}. Wrap around with % p, or leave out the rows that have no partner.",
+                source,
+            )
     for number, (rank, buffer, chunk) in enumerate((*dsts, *srcs)):
         rank, chunk = (np.broadcast_to(x, rows).reshape(-1) for x in (rank, chunk))
         wrong = live & ((chunk < 0) | (chunk + count > sizes[buffer]))
@@ -279,13 +284,15 @@ def _check_bounds(
             last = chunk[i] + count[i] - 1 if chunk[i] >= 0 else chunk[i]
             raise ScheduleError(
                 f"the move {_row(dsts, rows, i)} := {_row(srcs, rows, i)}: {Place(rank[i], buffer, last)} does not exist. "
-                f"{_extent(collective, buffer)}", source,
-            )  # fmt: skip
+                f"{_extent(collective, buffer)}",
+                source,
+            )
         if number < len(dsts) and buffer == "output":
             wrong = live & ~collective.has_output(rank)
             if wrong.any():
                 i = int(np.argmax(wrong))
                 raise ScheduleError(
                     f"{Place(rank[i], buffer, chunk[i])} does not exist: in {collective} that rank has no output. Use "
-                    "\"scratch\" for what passes through it.", source,
-                )  # fmt: skip
+                    '"scratch" for what passes through it.',
+                    source,
+                )

@@ -110,9 +110,14 @@ def algorithm(
         own = name or function.__name__
         _check_parameters(function, own)
         known = _ALGORITHMS[kind].get(own)
-        if known is not None and (known.schedule is not None or (known.function.__module__, known.function.__qualname__) != (
-            function.__module__, function.__qualname__,
-        )):  # fmt: skip
+        if known is not None and (
+            known.schedule is not None
+            or (known.function.__module__, known.function.__qualname__)
+            != (
+                function.__module__,
+                function.__qualname__,
+            )
+        ):
             raise ScheduleError(f"{kind} has an algorithm named {own!r} already. Give yours another name.")
         _ALGORITHMS[kind][own] = Algorithm(kind, own, function, chunks, power_of_two)
         return function

@@ -151,9 +151,14 @@ class Schedule:
         return cost(self, topology, nbytes)
 
     def simulate(
-        self, topology: Topology, nbytes: int, *, slow_ranks: Mapping[int, float] | None = None,
-        slow_links: Mapping[tuple[int, int], float] | None = None, lost_links: Iterable[tuple[int, int]] = (),
-    ) -> Simulation:  # fmt: skip
+        self,
+        topology: Topology,
+        nbytes: int,
+        *,
+        slow_ranks: Mapping[int, float] | None = None,
+        slow_links: Mapping[tuple[int, int], float] | None = None,
+        lost_links: Iterable[tuple[int, int]] = (),
+    ) -> Simulation:
         """Run the streams on a model of the machine; `nbytes` are those of the larger of one rank's input and output.
 
         What if: `slow_ranks` {rank: factor}, `slow_links` {(source, destination): factor} take factor times as long;
@@ -238,9 +243,17 @@ class Schedule:
 
 
 def build(
-    kind: str, nranks: int, algorithm: str | None = None, *, channels: int = 1, root: int = 0, chunks: int | None = None,
-    hosts: int | Sequence[int] | None = None, levels: tuple[int, int] | None = None, pairs: Sequence[tuple[int, int]] = (),
-) -> Schedule:  # fmt: skip
+    kind: str,
+    nranks: int,
+    algorithm: str | None = None,
+    *,
+    channels: int = 1,
+    root: int = 0,
+    chunks: int | None = None,
+    hosts: int | Sequence[int] | None = None,
+    levels: tuple[int, int] | None = None,
+    pairs: Sequence[tuple[int, int]] = (),
+) -> Schedule:
     """Build the schedule of a collective on `nranks` ranks by one algorithm (None: the kind's first).
 
     `channels` independent streams per rank each run the whole algorithm on their part of the data. `chunks` is the
@@ -264,8 +277,12 @@ def build(
     chunks = check_count(found.default_chunks(nranks, host_map) if chunks is None else chunks, f"{kind}: chunks")
     collective = replace(collective, chunks=chunks)
     given = {
-        "root": root, "chunks": collective.chunks, "hosts": host_map, "levels": levels_of(host_map), "pairs": collective.pairs,
-    }  # fmt: skip
+        "root": root,
+        "chunks": collective.chunks,
+        "hosts": host_map,
+        "levels": levels_of(host_map),
+        "pairs": collective.pairs,
+    }
     arguments = {name: value for name, value in given.items() if name in found.options}
     return _assemble(collective, found, tuple(_rounds(found, collective, arguments)), channels, host_map)
 
@@ -301,8 +318,9 @@ def _rounds(found: Algorithm, collective: Collective, arguments: dict[str, Any])
     if not hasattr(generator, "gi_frame"):
         raise ScheduleError(
             f"{collective.kind} algorithm {found.name!r} is not a generator function: it must `yield` Moves, and it returned "
-            f"{generator!r:.60}.", found.source,
-        )  # fmt: skip
+            f"{generator!r:.60}.",
+            found.source,
+        )
     for number, step in enumerate(generator):
         source = _line(generator)
         for move in step if isinstance(step, (list, tuple)) else (step,):

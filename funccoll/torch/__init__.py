@@ -32,9 +32,22 @@ from .tensor_collectives import (
 )
 
 __all__ = [
-    "DistributedDataParallel", "GradBucket", "SyncBatchNorm", "all_gather", "all_reduce", "all_to_all", "barrier",
-    "broadcast", "empty", "empty_like", "gather", "permute", "reduce", "reduce_scatter", "scatter",
-]  # fmt: skip
+    "DistributedDataParallel",
+    "GradBucket",
+    "SyncBatchNorm",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "empty",
+    "empty_like",
+    "gather",
+    "permute",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+]
 
 
 if not TYPE_CHECKING:

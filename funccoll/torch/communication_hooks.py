@@ -20,9 +20,12 @@ from .tensor_memory import HostMemory
 __all__ = ["communication_hook"]
 
 _BY_NAME: dict[str, Callable[[], Any]] = {
-    "all_reduce": lambda: comm_hooks.all_reduce, "float16": comm_hooks.float16, "bfloat16": comm_hooks.bfloat16,
-    "int8": comm_hooks.int8, "power_sgd": comm_hooks.power_sgd,
-}  # fmt: skip
+    "all_reduce": lambda: comm_hooks.all_reduce,
+    "float16": comm_hooks.float16,
+    "bfloat16": comm_hooks.bfloat16,
+    "int8": comm_hooks.int8,
+    "power_sgd": comm_hooks.power_sgd,
+}
 
 
 def communication_hook(

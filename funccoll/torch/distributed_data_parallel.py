@@ -80,15 +80,28 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
     """
 
     def __init__(
-        self, module: torch.nn.Module, device_ids: Sequence[Any] | None = None, output_device: Any = None, dim: int = 0,
-        broadcast_buffers: bool | None = None, init_sync: bool = True, process_group: Any = None,
-        bucket_cap_mb: float | None = None, find_unused_parameters: bool = False, check_reduction: bool = False,
-        gradient_as_bucket_view: bool = False, static_graph: bool = False, delay_all_reduce_named_params: Any = None,
+        self,
+        module: torch.nn.Module,
+        device_ids: Sequence[Any] | None = None,
+        output_device: Any = None,
+        dim: int = 0,
+        broadcast_buffers: bool | None = None,
+        init_sync: bool = True,
+        process_group: Any = None,
+        bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+        delay_all_reduce_named_params: Any = None,
         param_to_hook_all_reduce: Any = None,
-        mixed_precision: Any = None, device_mesh: Any = None, skip_all_reduce_unused_params: bool = False,
-        bucket_cap_mb_list: Sequence[float] | None = None, batched_grad_copy: bool = False,
+        mixed_precision: Any = None,
+        device_mesh: Any = None,
+        skip_all_reduce_unused_params: bool = False,
+        bucket_cap_mb_list: Sequence[float] | None = None,
+        batched_grad_copy: bool = False,
         forward_sync_buffers: bool | None = None,
-    ):  # fmt: skip
+    ):
         torch.nn.Module.__init__(self)  # not that of torch's class
         Joinable.__init__(self)
         self.module = module
@@ -105,16 +118,15 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
         self.bucket_bytes_cap_list = [] if bucket_cap_mb_list is None else self._bucket_caps
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         refused = {
-            "delay_all_reduce_named_params": delay_all_reduce_named_params, "mixed_precision": mixed_precision,
+            "delay_all_reduce_named_params": delay_all_reduce_named_params,
+            "mixed_precision": mixed_precision,
             "param_to_hook_all_reduce": param_to_hook_all_reduce,
-        }  # fmt: skip
+        }
         with user_frames():
             if device_mesh is not None:
                 process_group = group_of_device_mesh(device_mesh, process_group)
             check_module(module, self.parameters_to_ignore, [name for name, value in refused.items() if value is not None])
-            self.device_ids, self.output_device = check_devices(
-                module, self.parameters_to_ignore, device_ids, output_device
-            )
+            self.device_ids, self.output_device = check_devices(module, self.parameters_to_ignore, device_ids, output_device)
             self._join(process_group, init_sync)
 
     # ------------------------------------------------------------ state of all ranks
@@ -152,9 +164,10 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
 
     def _make_reducer(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> Reducer:
         sparse = {
-            id(part.weight) for part in self.module.modules()
+            id(part.weight)
+            for part in self.module.modules()
             if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and part.sparse
-        }  # fmt: skip
+        }
         self._frozen = [(n, p) for n, p in named if not p.requires_grad]
         memory = self._memory or self._make_memory(named)
         slots = [GradientSlot(n, p, id(p) in sparse, memory) for n, p in named if p.requires_grad]

@@ -36,9 +36,7 @@ class ForwardPass:
 
     __slots__ = ("_begin", "is_complete", "is_counted", "number", "period", "reached_in", "source")
 
-    def __init__(
-        self, begin: Callable[[ForwardPass], None], number: int, period: int, is_counted: bool, source: Source | None
-    ):
+    def __init__(self, begin: Callable[[ForwardPass], None], number: int, period: int, is_counted: bool, source: Source | None):
         self._begin, self.number, self.period, self.is_counted, self.source = begin, number, period, is_counted, source
         self.is_complete = True
         """False when a backward pass may go through an output that has no hook."""

@@ -79,9 +79,12 @@ class FunctionalHook(SlotReducer):
             parts = [flat[begin:end] for begin, end in zip([0, *ends], [*ends, len(flat)], strict=True)]
             states = [optree.tree_unflatten(self._structures[i], part) for i, part in zip(bucket, parts, strict=True)]
             states, means = reduced_by(
-                self._hook, states, Bucket(addends, names, number, axes), axes,
+                self._hook,
+                states,
+                Bucket(addends, names, number, axes),
+                axes,
                 f"DistributedDataParallel: communication hook {self.name}",
-            )  # fmt: skip
+            )
             kept = [as_traceable(leaf) for state in states for leaf in optree.tree_leaves(state)]
             return [*means, *kept]
 

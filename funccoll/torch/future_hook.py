@@ -43,7 +43,7 @@ class FutureHook(SlotReducer):
 
     def __init__(
         self, state: Any, hook: Callable[..., Any], slots: Sequence[GradientSlot], memory: HostMemory, label: str, flags: int
-    ):  # fmt: skip
+    ):
         self.name = hook_name(hook)
         super().__init__(slots, memory, f"{label}, hook {self.name}", flags)
         self._state, self._hook, self._mesh = state, hook, memory.host

@@ -15,9 +15,11 @@ __all__ = ["UnevenInputs"]
 
 _ENDED, _FORWARD, _BUFFERS, _GRADIENTS, _GOES_ON, _SKIPS = range(6)
 _DOES = {
-    _FORWARD: "begins a forward pass", _BUFFERS: "begins a forward pass that broadcasts buffers",
-    _GRADIENTS: "averages gradients", _GOES_ON: "calls skip_if()",
-}  # fmt: skip
+    _FORWARD: "begins a forward pass",
+    _BUFFERS: "begins a forward pass that broadcasts buffers",
+    _GRADIENTS: "averages gradients",
+    _GOES_ON: "calls skip_if()",
+}
 """The next act of a rank with inputs, in the words of an error."""
 
 

@@ -87,13 +87,15 @@ class ModuleChanges:
             places = {n: (id(parts[n.rpartition(".")[0]]), n.rpartition(".")[2]) for n in trained}
             replaced = [n for n in trained if n in gone or places[n] in self._held]
             kinds = {
-                "replaced": replaced, "added": [name for name in trained if name not in replaced],
+                "replaced": replaced,
+                "added": [name for name in trained if name not in replaced],
                 "removed": [name for name in gone if name not in new],
-            }  # fmt: skip
+            }
             texts = [
                 f"{listed(names)} {'were' if len(names) > 1 else 'was'} {what} after wrapping"
-                for what, names in kinds.items() if names
-            ]  # fmt: skip
+                for what, names in kinds.items()
+                if names
+            ]
             raise ModuleError(
                 f"{'; '.join(texts)}: gradients of new parameters would not be averaged. Wrap the module again, and give the "
                 "optimizer its parameters; load_state_dict without assign=True keeps the old ones."

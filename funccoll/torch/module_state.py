@@ -163,9 +163,12 @@ class ModuleState:
         if _storage_count(storage._cdata) <= 2:  # of the tensor, and of this variable
             return is_held and (pending or references == 1)
         views = (
-            value for part in self.module.modules() for values in (part._parameters, part._buffers, vars(part))
-            for value in values.values() if isinstance(value, torch.Tensor) and value is not tensor
-        )  # fmt: skip
+            value
+            for part in self.module.modules()
+            for values in (part._parameters, part._buffers, vars(part))
+            for value in values.values()
+            if isinstance(value, torch.Tensor) and value is not tensor
+        )
         return pending and not any(_shares_memory(view, storage) for view in views)
 
     def _choose_program(self, root: int) -> None:

@@ -57,9 +57,15 @@ class Reducer:
     """
 
     def __init__(
-        self, slots: Sequence[GradientSlot], memory: HostMemory, caps: Sequence[float], label: str, find_unused: bool,
-        static_graph: bool, changes: ModuleChanges,
-    ):  # fmt: skip
+        self,
+        slots: Sequence[GradientSlot],
+        memory: HostMemory,
+        caps: Sequence[float],
+        label: str,
+        find_unused: bool,
+        static_graph: bool,
+        changes: ModuleChanges,
+    ):
         self.slots, self.memory, self.mesh, self.caps, self.label = list(slots), memory, memory.host, caps, label
         self.find_unused, self.static_graph, self.changes = find_unused, static_graph, changes
         self.assignment = BucketAssignment((), (), ())
@@ -430,9 +436,11 @@ class Reducer:
         """The parameters with this flag, of all or those that are true in `among`, and on which ranks; all ranks come here."""
         n = len(self.slots)
         gather = compile_spmd(
-            lambda x: [all_gather(x, self.mesh.axis_names, stack=True)], [((n,), np.dtype(np.uint8))], self.mesh,
+            lambda x: [all_gather(x, self.mesh.axis_names, stack=True)],
+            [((n,), np.dtype(np.uint8))],
+            self.mesh,
             f"{self.label}: parameters by flag",
-        )  # fmt: skip
+        )
         texts, mask = [], np.uint8(255) if among is None else np.array(among, np.uint8) * np.uint8(255)
         for rank, row in enumerate(gather(np.frombuffer(self._flags, np.uint8)[:n])[0].reshape(-1, n)):
             if names := [self.slots[i].name for i in np.flatnonzero(row & wanted & mask).tolist()]:

@@ -36,9 +36,7 @@ class SlotReducer(GradientReducer):
         """
         return ()
 
-    def _compile(
-        self, fn: Callable[..., Sequence[Any]], types: Types, assignment: BucketAssignment, number: int
-    ) -> Reduction:
+    def _compile(self, fn: Callable[..., Sequence[Any]], types: Types, assignment: BucketAssignment, number: int) -> Reduction:
         """Compile a function of blocks of these types as the program of a bucket, with flags if it is the last one."""
         label = self._label_of(assignment, number)
         if assignment.is_last(number):

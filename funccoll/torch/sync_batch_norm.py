@@ -42,10 +42,18 @@ class SyncBatchNorm(_BatchNorm):
     """
 
     def __init__(
-        self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
-        track_running_stats: bool = True, process_group: Mesh | None = None, device: Any = None, dtype: Any = None, *,
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_group: Mesh | None = None,
+        device: Any = None,
+        dtype: Any = None,
+        *,
         bias: bool = True,
-    ):  # fmt: skip
+    ):
         newer: dict[str, Any] = {} if bias else {"bias": False}  # versions of torch before 2.13 lack it
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype, **newer)
         self.process_group = process_group
@@ -74,9 +82,15 @@ class SyncBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         if not self.training:
             return functional.batch_norm(
-                input, self.running_mean, self.running_var, self.weight, self.bias,
-                self.running_mean is None and self.running_var is None, 0.0, self.eps,
-            )  # fmt: skip
+                input,
+                self.running_mean,
+                self.running_var,
+                self.weight,
+                self.bias,
+                self.running_mean is None and self.running_var is None,
+                0.0,
+                self.eps,
+            )
         check_tensor(input, "SyncBatchNorm")
         mesh = mesh_of_group(self.process_group, "SyncBatchNorm")
         with torch.no_grad():
@@ -180,9 +194,16 @@ class _Normalization(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, mean: torch.Tensor,
-        var: torch.Tensor, count: float, mesh: Mesh, eps: float,
-    ) -> torch.Tensor:  # fmt: skip
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        mean: torch.Tensor,
+        var: torch.Tensor,
+        count: float,
+        mesh: Mesh,
+        eps: float,
+    ) -> torch.Tensor:
         ctx.save_for_backward(x, weight, bias, mean, (var + eps).rsqrt())
         ctx.count, ctx.mesh, ctx.eps = count, mesh, eps
         weight, bias = (None if value is None else value.to(mean.dtype) for value in (weight, bias))

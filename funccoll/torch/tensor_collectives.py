@@ -43,9 +43,19 @@ from .tensor_programs import Options, Program, breaks_graph, check_tensor, progr
 from .tensors import as_tensor, dtype_of
 
 __all__ = [
-    "all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "empty", "empty_like", "gather", "permute", "reduce",
-    "reduce_scatter", "scatter",
-]  # fmt: skip
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "empty",
+    "empty_like",
+    "gather",
+    "permute",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+]
 
 _NONLINEAR = ("max", "min", "prod")
 _grad_enabled = torch.is_grad_enabled
@@ -161,8 +171,6 @@ def _product_of_others(x: torch.Tensor, mesh: Mesh, axis: Axes) -> torch.Tensor:
     place = Mesh({a: mesh.shape[a] for a in axes}).position({a: own[a] for a in axes})
     every = all_gather(x.unsqueeze(0), mesh, axis)
     return torch.cat([every[:place], every[place + 1 :]]).prod(0)
-
-
 
 
 # ---------------------------------------------------------------- the public functions

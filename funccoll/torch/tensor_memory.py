@@ -222,9 +222,7 @@ class DeviceMemory(HostMemory):
     ) -> Callable[..., Sequence[Any]]:
         """See `HostMemory`. The flags are a collective of the hosts, which read them."""
         axes = self.host.axis_names
-        flags = compile_spmd(
-            lambda x: [all_reduce(x, axes, op="or")], [((count,), _FLAG)], self.host, f"{label}, flags"
-        )
+        flags = compile_spmd(lambda x: [all_reduce(x, axes, op="or")], [((count,), _FLAG)], self.host, f"{label}, flags")
         program = self.compile(fn, types, label)
 
         def run(*blocks: Any) -> Sequence[Any]:

@@ -14,13 +14,22 @@ from ..errors import DTypeError
 __all__ = ["as_array", "as_tensor", "dtype_of", "reader_of"]
 
 _DTYPES = {
-    torch.bool: np.dtype(np.bool_), torch.uint8: np.dtype(np.uint8), torch.int8: np.dtype(np.int8),
-    torch.int16: np.dtype(np.int16), torch.int32: np.dtype(np.int32), torch.int64: np.dtype(np.int64),
-    torch.uint16: np.dtype(np.uint16), torch.uint32: np.dtype(np.uint32), torch.uint64: np.dtype(np.uint64),
-    torch.float16: np.dtype(np.float16), torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64),
-    torch.complex64: np.dtype(np.complex64), torch.complex128: np.dtype(np.complex128),
+    torch.bool: np.dtype(np.bool_),
+    torch.uint8: np.dtype(np.uint8),
+    torch.int8: np.dtype(np.int8),
+    torch.int16: np.dtype(np.int16),
+    torch.int32: np.dtype(np.int32),
+    torch.int64: np.dtype(np.int64),
+    torch.uint16: np.dtype(np.uint16),
+    torch.uint32: np.dtype(np.uint32),
+    torch.uint64: np.dtype(np.uint64),
+    torch.float16: np.dtype(np.float16),
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+    torch.complex64: np.dtype(np.complex64),
+    torch.complex128: np.dtype(np.complex128),
     torch.bfloat16: np.dtype(ml_dtypes.bfloat16),
-}  # fmt: skip
+}
 _COMPLEX = torch.complex64, torch.complex128
 _BFLOAT16 = _DTYPES[torch.bfloat16]
 _capsule: Any = getattr(torch._C, "_to_dlpack_versioned", None)

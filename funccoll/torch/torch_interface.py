@@ -16,11 +16,22 @@ if TYPE_CHECKING:
 
 __all__ = ["BufferSwitch", "ReducerInterface", "logging_data", "refuse_other_names"]
 
-INHERITED = frozenset({
-    "scatter", "to_kwargs", "gather", "train", "join_device", "join_process_group", "_active_ddp_module",
-    "_get_active_ddp_module", "_inside_ddp_forward", "_get_data_parallel_params",
-    "_set_params_and_buffers_to_ignore_for_model", "_register_fused_optim",
-})  # fmt: skip
+INHERITED = frozenset(
+    {
+        "scatter",
+        "to_kwargs",
+        "gather",
+        "train",
+        "join_device",
+        "join_process_group",
+        "_active_ddp_module",
+        "_get_active_ddp_module",
+        "_inside_ddp_forward",
+        "_get_data_parallel_params",
+        "_set_params_and_buffers_to_ignore_for_model",
+        "_register_fused_optim",
+    }
+)
 """Attributes of torch's class that do what they say here, too: they use no reducer, logger or process group of torch's."""
 
 
@@ -107,17 +118,25 @@ def logging_data(module: DistributedDataParallel, reducer: Reducer | None, nrank
     sizes = () if reducer is None else reducer.assignment.nbytes
     rebuilt = reducer is not None and reducer.rebuilt
     return {
-        "world_size": nranks, "module_name": type(module.module).__name__,
-        "rank": rank(), "backend_name": "funccoll",
+        "world_size": nranks,
+        "module_name": type(module.module).__name__,
+        "rank": rank(),
+        "backend_name": "funccoll",
         "comm_hook": "" if reducer is None else reducer.gradient_reducer.name,
-        "iteration": 0 if reducer is None else reducer.iterations, "bucket_cap_bytes": module.bucket_bytes_cap,
-        "num_parameter_tensors": len(parameters), "total_parameter_size_bytes": sum(p.nbytes for p in parameters),
+        "iteration": 0 if reducer is None else reducer.iterations,
+        "bucket_cap_bytes": module.bucket_bytes_cap,
+        "num_parameter_tensors": len(parameters),
+        "total_parameter_size_bytes": sum(p.nbytes for p in parameters),
         "dtypes": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
-        "bucket_sizes": ", ".join(map(str, sizes)), "rebuilt_bucket_sizes": ", ".join(map(str, sizes)) if rebuilt else "",
-        "has_rebuilt_buckets": rebuilt, "num_buckets_reduced": len(sizes),
-        "broadcast_buffers": module.forward_sync_buffers, "find_unused_parameters": module.find_unused_parameters,
-        "gradient_as_bucket_view": module.gradient_as_bucket_view, "static_graph": module.static_graph,
+        "bucket_sizes": ", ".join(map(str, sizes)),
+        "rebuilt_bucket_sizes": ", ".join(map(str, sizes)) if rebuilt else "",
+        "has_rebuilt_buckets": rebuilt,
+        "num_buckets_reduced": len(sizes),
+        "broadcast_buffers": module.forward_sync_buffers,
+        "find_unused_parameters": module.find_unused_parameters,
+        "gradient_as_bucket_view": module.gradient_as_bucket_view,
+        "static_graph": module.static_graph,
         "forward_compute_time": 0 if reducer is None else reducer.forward_ns,
         "backward_compute_time": 0 if reducer is None else reducer.backward_ns - reducer.communication_ns,
         "backward_comm_time": 0 if reducer is None else reducer.communication_ns,
-    }  # fmt: skip
+    }

@@ -26,9 +26,16 @@ def _batch(values: Sequence[Any], batched: Sequence[bool], wanted: Sequence[bool
 
 
 def _batch_scan(
-    values: Sequence[Any], batched: Sequence[bool], size: int, *, body: Program, consts: int, carry: int, length: int,
+    values: Sequence[Any],
+    batched: Sequence[bool],
+    size: int,
+    *,
+    body: Program,
+    consts: int,
+    carry: int,
+    length: int,
     reverse: bool,
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     first, flags = consts + carry, list(batched)
     stacked = [True] * (len(body.outputs) - carry)
     while True:  # a carry is batched as well when an iteration makes it so
@@ -40,9 +47,17 @@ def _batch_scan(
     init = _batch(values[consts:first], batched[consts:first], flags[consts:first], size)
     rows = [np.moveaxis(x, 0, 1) if b else x for x, b in zip(values[first:], batched[first:], strict=True)]
     outs = bind(
-        scan_p, *kept, *values[:consts], *init, *rows, body=program, consts=len(kept) + consts, carry=carry, length=length,
+        scan_p,
+        *kept,
+        *values[:consts],
+        *init,
+        *rows,
+        body=program,
+        consts=len(kept) + consts,
+        carry=carry,
+        length=length,
         reverse=reverse,
-    )  # fmt: skip
+    )
     results = _batch(outs[:carry], flags[consts:first], [True] * carry, size)
     return [*results, *(np.moveaxis(y, 1, 0) for y in outs[carry:])]
 
@@ -52,9 +67,7 @@ def _chosen(decision: Any, yes: Any, no: Any) -> Any:
     return np.where(np.reshape(decision, (*decision.shape, *(1,) * (yes.ndim - 1))), yes, no)
 
 
-def _batch_cond(
-    values: Sequence[Any], batched: Sequence[bool], size: int, *, branches: tuple[Program, ...]
-) -> list[Any]:
+def _batch_cond(values: Sequence[Any], batched: Sequence[bool], size: int, *, branches: tuple[Program, ...]) -> list[Any]:
     index, operands, flags = values[0], values[1:], batched[1:]
     every = [True] * len(branches[0].outputs)
     if not batched[0]:
@@ -68,9 +81,15 @@ def _batch_cond(
 
 
 def _batch_while(
-    values: Sequence[Any], batched: Sequence[bool], size: int, *, test: Program, body: Program, test_consts: int,
+    values: Sequence[Any],
+    batched: Sequence[bool],
+    size: int,
+    *,
+    test: Program,
+    body: Program,
+    test_consts: int,
     body_consts: int,
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     first = test_consts + body_consts
     flags = list(batched[first:])
     while True:
@@ -80,8 +99,10 @@ def _batch_while(
         if found == flags:  # the condition takes what the body gives
             break
         flags = found
-    for_test, for_body, init = values[:test_consts], values[test_consts:first], _batch(
-        values[first:], batched[first:], flags, size
+    for_test, for_body, init = (
+        values[:test_consts],
+        values[test_consts:first],
+        _batch(values[first:], batched[first:], flags, size),
     )
     if decides:  # until all elements are done; those that are keep their carry
 
@@ -95,16 +116,25 @@ def _batch_while(
 
         inner = [*map(value_type, for_test), *map(value_type, for_body), *map(value_type, init)]
         staged = [
-            stage(any_goes, [*inner[:test_consts], *inner[first:]], label=test.label), stage(go_on, inner, label=body.label)
+            stage(any_goes, [*inner[:test_consts], *inner[first:]], label=test.label),
+            stage(go_on, inner, label=body.label),
         ]
         for_body = [*for_test, *for_body]
     else:
         staged = [(condition, for_condition), (step, for_step)]
     (new_test, more_test), (new_body, more_body) = (closed(*each) for each in staged)
     outs = bind(
-        while_p, *more_test, *for_test, *more_body, *for_body, *init, test=new_test, body=new_body,
-        test_consts=len(more_test) + len(for_test), body_consts=len(more_body) + len(for_body),
-    )  # fmt: skip
+        while_p,
+        *more_test,
+        *for_test,
+        *more_body,
+        *for_body,
+        *init,
+        test=new_test,
+        body=new_body,
+        test_consts=len(more_test) + len(for_test),
+        body_consts=len(more_body) + len(for_body),
+    )
     return _batch(outs, flags, [True] * len(flags), size)
 
 

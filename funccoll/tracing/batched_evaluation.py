@@ -102,9 +102,13 @@ def element_type(type: ArrayType) -> ArrayType:
 
 
 def apply_batched(
-    fn: Callable[..., Sequence[Any]], values: Sequence[Any], batched: Sequence[bool], size: int, label: str,
+    fn: Callable[..., Sequence[Any]],
+    values: Sequence[Any],
+    batched: Sequence[bool],
+    size: int,
+    label: str,
     weak: Sequence[type | None] | None = None,
-) -> tuple[list[Any], list[bool]]:  # fmt: skip
+) -> tuple[list[Any], list[bool]]:
     """A flat function of one element on a batch: the outputs, and which of them are batched."""
     types = [element_type(value_type(x)) if b else value_type(x) for x, b in zip(values, batched, strict=True)]
     program, captured = stage(fn, types, weak=weak, label=label)

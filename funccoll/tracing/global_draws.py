@@ -62,11 +62,12 @@ class watched_draws:
         self.found = True
         other = " (or another thread does)" if threading.active_count() > 1 else ""
         warn_at(
-            source, GlobalRandomWarning,
+            source,
+            GlobalRandomWarning,
             f"{self.name} draws from NumPy's global random state (np.random) while it is traced{other}: the numbers become "
             "constants, the same in every call. Pass a key, and draw with fc.random.normal(key, shape) and the like, or draw "
             "outside and pass the numbers as an argument.",
-        )  # fmt: skip
+        )
 
 
 _WATCHED: ContextVar[watched_draws | None] = ContextVar("funccoll_watched_draws", default=None)

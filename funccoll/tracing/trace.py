@@ -35,9 +35,18 @@ from .global_draws import note_constant
 from .tracer import Tracer
 
 __all__ = [
-    "Trace", "as_bucket", "detached", "documented_as", "flatten_outputs", "label_of", "require_function", "sharding_of",
-    "split_value", "stage", "value_type",
-]  # fmt: skip
+    "Trace",
+    "as_bucket",
+    "detached",
+    "documented_as",
+    "flatten_outputs",
+    "label_of",
+    "require_function",
+    "sharding_of",
+    "split_value",
+    "stage",
+    "value_type",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -62,9 +71,12 @@ class Trace:
     """The interpreter that records: one for each function being traced."""
 
     def __init__(
-        self, parent: Interpreter, axis_sizes: Mapping[str, int] | None = None, calls_meshes: bool = False,
+        self,
+        parent: Interpreter,
+        axis_sizes: Mapping[str, int] | None = None,
+        calls_meshes: bool = False,
         evaluation: Evaluation | None = None,
-    ):  # fmt: skip
+    ):
         self.parent = parent
         self.evaluation = evaluation
         self.unrolls = evaluation is not None

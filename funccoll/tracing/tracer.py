@@ -111,9 +111,11 @@ _REMEDY = {
 }
 
 _NEW_ARRAYS = {
-    "fill": "np.full_like(x, value)", "sort": "np.sort(x)", "partition": "np.partition(x, kth)",
+    "fill": "np.full_like(x, value)",
+    "sort": "np.sort(x)",
+    "partition": "np.partition(x, kth)",
     "resize": "np.resize(x, shape)",
-}  # fmt: skip
+}
 
 
 _DEVICE = "nothing: a call runs where its mesh and its arguments are (fc.make_mesh, fc.device_put)"
@@ -359,10 +361,34 @@ def _method(function: Callable[..., Any]) -> Any:
 
 
 for _name in (
-    "sum", "prod", "mean", "var", "std", "max", "min", "any", "all", "argmax", "argmin", "cumsum", "ravel", "squeeze",
-    "swapaxes", "take", "clip", "round", "dot", "repeat", "trace", "diagonal", "cumprod", "argsort", "argpartition",
-    "searchsorted", "choose",
-):  # fmt: skip
+    "sum",
+    "prod",
+    "mean",
+    "var",
+    "std",
+    "max",
+    "min",
+    "any",
+    "all",
+    "argmax",
+    "argmin",
+    "cumsum",
+    "ravel",
+    "squeeze",
+    "swapaxes",
+    "take",
+    "clip",
+    "round",
+    "dot",
+    "repeat",
+    "trace",
+    "diagonal",
+    "cumprod",
+    "argsort",
+    "argpartition",
+    "searchsorted",
+    "choose",
+):
     setattr(Tracer, _name, _method(getattr(np, _name)))
 Tracer.conj = Tracer.conjugate = _method(np.conjugate)  # type: ignore[attr-defined]
 

@@ -59,8 +59,9 @@ def _size(leaves: Sequence[Any], axes: Sequence[int | None], names: Sequence[str
     """The length of the batch, on which all leaves must agree; raises ShapeError, which names them."""
     sizes = {
         path: x.shape[_dimension(axis, x.shape, f"{name}: {path}")]
-        for x, axis, path in zip(leaves, axes, names, strict=True) if axis is not None
-    }  # fmt: skip
+        for x, axis, path in zip(leaves, axes, names, strict=True)
+        if axis is not None
+    }
     if axis_size is not None:
         if isinstance(axis_size, bool) or not isinstance(axis_size, (int, np.integer)) or axis_size < 0:
             raise ShapeError(f"vmap of {name}: axis_size={axis_size!r} must be an integer, at least 0.")

@@ -90,8 +90,9 @@ class _Carry:
         (stated, over), init = error.equal_operand, path_name(self.init, self.tree, found[0])
         told = VaryingError(
             f"{stated}: it comes from {init} of {self.what}, which is equal on all those devices. If each device has its own "
-            f"after an iteration, begin with fc.pvary({init}, {over}); if not, drop the collective.", error.source,
-        )  # fmt: skip
+            f"after an iteration, begin with fc.pvary({init}, {over}); if not, drop the collective.",
+            error.source,
+        )
         told.equal_operand = error.equal_operand
         return told.with_traceback(error.__traceback__)
 
@@ -154,9 +155,13 @@ def _length(xs: Any, length: int | None) -> tuple[int, list[Any], Any]:
 
 
 def scan(
-    f: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any = None, length: int | None = None, reverse: bool = False,
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any = None,
+    length: int | None = None,
+    reverse: bool = False,
     unroll: int = 1,
-) -> tuple[Any, Any]:  # fmt: skip
+) -> tuple[Any, Any]:
     """Scan `f` over the first dimension of the arrays of `xs`, carrying state; returns `(carry, ys)`.
 
     `f(carry, x) -> (carry, y)` is called with one element of each array; `ys` has all `y` stacked. A carry keeps its structure,
@@ -174,9 +179,14 @@ def scan(
 
 
 def _scan(
-    what: str, f: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any, length: int | None, reverse: bool,
+    what: str,
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any,
+    length: int | None,
+    reverse: bool,
     weak: type | None = None,
-) -> tuple[Any, Any]:  # fmt: skip
+) -> tuple[Any, Any]:
     """A scan, or another loop that is one (`what`); elements of `xs` stand for Python scalars of type `weak`."""
     name, carry = label_of(f), _Carry(what, label_of(f), init)
     length, leaves, xs_tree = _length(xs, length)
@@ -204,9 +214,16 @@ def _scan(
             break
     body, consts = closed(program, captured)
     results = bind(
-        scan_p, *consts, *carry.entering(), *leaves, body=body, consts=len(consts), carry=count, length=length,
+        scan_p,
+        *consts,
+        *carry.entering(),
+        *leaves,
+        body=body,
+        consts=len(consts),
+        carry=count,
+        length=length,
         reverse=bool(reverse),
-    )  # fmt: skip
+    )
     return carry.unflatten(results[:count]), info["tree"].unflatten(results[count:])
 
 
@@ -280,9 +297,15 @@ def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], i
     body, for_body = closed(program, captured)
     require_same_decision([condition, body], condition.outputs[0].type.varying, "while_loop whose condition")
     results = bind(
-        while_p, *for_test, *for_body, *carry.entering(), test=condition, body=body, test_consts=len(for_test),
+        while_p,
+        *for_test,
+        *for_body,
+        *carry.entering(),
+        test=condition,
+        body=body,
+        test_consts=len(for_test),
         body_consts=len(for_body),
-    )  # fmt: skip
+    )
     return carry.unflatten(results)
 
 

@@ -21,10 +21,22 @@ from funccoll.core.interpreter import Traced
 from tests.autograd import autograd_checks, autograd_extend, autograd_operators, autograd_scipy
 
 OPERATORS = (
-    "grad", "value_and_grad", "grad_and_aux", "elementwise_grad", "jacobian", "hessian", "holomorphic_grad",
-    "hessian_tensor_product", "tensor_jacobian_product", "make_vjp", "make_hvp", "make_jvp", "make_ggnvp", "deriv",
+    "grad",
+    "value_and_grad",
+    "grad_and_aux",
+    "elementwise_grad",
+    "jacobian",
+    "hessian",
+    "holomorphic_grad",
+    "hessian_tensor_product",
+    "tensor_jacobian_product",
+    "make_vjp",
+    "make_hvp",
+    "make_jvp",
+    "make_ggnvp",
+    "deriv",
     "multigrad_dict",
-)  # fmt: skip
+)
 CHECKS = ("check_grads", "combo_check", "check_equivalent", "scalar_close")
 
 
@@ -90,10 +102,15 @@ def make_diagonal(D: Any, offset: int = 0, axis1: int = -1, axis2: int = -2) -> 
 
 def _numpy_names() -> dict[str, Any]:
     names: dict[str, Any] = {
-        "array": _choose(fc.asarray, np.array), "full": _choose(fc.full, np.full),
-        "append": _traced_lists(np.append), "select": np.select, "row_stack": np.vstack, "make_diagonal": make_diagonal,
-        "r_": _Concatenator(np.r_, False), "c_": _Concatenator(np.c_, True),
-    }  # fmt: skip
+        "array": _choose(fc.asarray, np.array),
+        "full": _choose(fc.full, np.full),
+        "append": _traced_lists(np.append),
+        "select": np.select,
+        "row_stack": np.vstack,
+        "make_diagonal": make_diagonal,
+        "r_": _Concatenator(np.r_, False),
+        "c_": _Concatenator(np.c_, True),
+    }
     names["asarray"] = names["array"]
     for scalar in (np.int32, np.int64, np.float32, np.float64, np.complex64, np.complex128):
         names[scalar.__name__] = _Conversion(scalar)
@@ -124,8 +141,9 @@ def install() -> None:
     operators: dict[str, Any] = {name: getattr(autograd_operators, name) for name in OPERATORS}
     operators |= {
         "hessian_vector_product": operators["hessian_tensor_product"],
-        "vector_jacobian_product": operators["tensor_jacobian_product"], "checkpoint": fc.checkpoint,
-    }  # fmt: skip
+        "vector_jacobian_product": operators["tensor_jacobian_product"],
+        "checkpoint": fc.checkpoint,
+    }
     extension: dict[str, Any] = {"primitive": autograd_extend.primitive, "defvjp": autograd_extend.defvjp}
     module("autograd", **operators, **kinds)
     module("autograd.builtins", **kinds)

@@ -50,17 +50,21 @@ NO_SEED = "without a seed each run has weights of its own, and autograd differs 
 NO_VIEWS = "Python 3 does not add views of dicts: autograd fails here as well"
 INDEXED = "NumPy cannot dispatch the index of an array of its own by a traced one: fc.asarray is the form of it"
 EDITS = (
-    *(Edit(example, "n_data / 2", "n_data // 2", HALVES)
-      for example in ("bayesian_neural_net", "gaussian_process", "neural_net_regression")),
+    *(
+        Edit(example, "n_data / 2", "n_data // 2", HALVES)
+        for example in ("bayesian_neural_net", "gaussian_process", "neural_net_regression")
+    ),
     Edit("convnet", "npr.RandomState()", "npr.RandomState(0)", NO_SEED),
     Edit("rkhs", "d1.items() + d2.items()", "[*d1.items(), *d2.items()]", NO_VIEWS),
-    *(Edit(example, line, f"{before}{line}{after}", INDEXED, ("funccoll",))
-      for example in ("fluidsim/fluidsim", "fluidsim/wing")
-      for before, line, after in (
-          ("import funccoll as fc\n", "import autograd.numpy as np\n", ""),
-          ("", "    rows, cols = f.shape\n", "    f = fc.asarray(f)\n"),
-      )),
-)  # fmt: skip
+    *(
+        Edit(example, line, f"{before}{line}{after}", INDEXED, ("funccoll",))
+        for example in ("fluidsim/fluidsim", "fluidsim/wing")
+        for before, line, after in (
+            ("import funccoll as fc\n", "import autograd.numpy as np\n", ""),
+            ("", "    rows, cols = f.shape\n", "    f = fc.asarray(f)\n"),
+        )
+    ),
+)
 """All that is changed in the examples."""
 
 

@@ -41,8 +41,7 @@ class primitive:  # autograd's name
         value, args = kept
         makers = (self.makers.get(argnum) for argnum in range(len(args)))
         return tuple(
-            np.zeros_like(x) if maker is None else maker(value, *args)(cotangent)
-            for maker, x in zip(makers, args, strict=True)
+            np.zeros_like(x) if maker is None else maker(value, *args)(cotangent) for maker, x in zip(makers, args, strict=True)
         )
 
     # autograd's methods of before version 1.2
@@ -55,8 +54,8 @@ class primitive:  # autograd's name
     def defvjp(self, rule: Any, argnum: int = 0) -> None:
         """`defvjp` for one argument, by a function of the cotangent, the value, what they are, and the arguments."""
         warnings.warn(UPDATE_GUIDE, stacklevel=2)
-        self.makers[argnum] = lambda value, *args: lambda ct: rule(
-            ct, value, fc.eval_shape(lambda x: x, args[argnum]), fc.eval_shape(lambda x: x, ct), *args
+        self.makers[argnum] = lambda value, *args: (
+            lambda ct: rule(ct, value, fc.eval_shape(lambda x: x, args[argnum]), fc.eval_shape(lambda x: x, ct), *args)
         )
 
     def defvjp_is_zero(self, argnums: Sequence[int] = (0,)) -> None:

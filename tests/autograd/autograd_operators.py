@@ -50,8 +50,12 @@ def _like(value: Any, cotangent: Any) -> Any:
     """A cotangent in the structure and the dtypes of a value."""
     leaves, tree = optree.tree_flatten(value)
     given = optree.tree_leaves(cotangent)
-    return tree.unflatten([g.astype(v.dtype) if hasattr(g, "astype") else np.full(v.shape, g, v.dtype)
-                           for v, g in zip(leaves, given, strict=True)])  # fmt: skip
+    return tree.unflatten(
+        [
+            g.astype(v.dtype) if hasattr(g, "astype") else np.full(v.shape, g, v.dtype)
+            for v, g in zip(leaves, given, strict=True)
+        ]
+    )
 
 
 make_vjp = unary_to_nary(pull_of)

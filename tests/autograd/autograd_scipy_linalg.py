@@ -20,15 +20,15 @@ def _sylvester_vjp(ct: Any, inputs: Any, x: Any) -> list[Any]:
     return [-pulled @ x.mT, -x.mT @ pulled, pulled]
 
 
-solve_sylvester = fc.custom_primitive(
-    "solve_sylvester", scipy.linalg.solve_sylvester, types=_solution_type, vjp=_sylvester_vjp
-)
+solve_sylvester = fc.custom_primitive("solve_sylvester", scipy.linalg.solve_sylvester, types=_solution_type, vjp=_sylvester_vjp)
 
 
 _complex_sqrtm = fc.custom_primitive(
-    "sqrtm", lambda a: scipy.linalg.sqrtm(a).astype(complex), types=_solution_type,
+    "sqrtm",
+    lambda a: scipy.linalg.sqrtm(a).astype(complex),
+    types=_solution_type,
     vjp=lambda ct, inputs, root: [solve_sylvester(root.mT, root.mT, ct)],
-)  # fmt: skip
+)
 
 
 def sqrtm(a: Any) -> Any:
@@ -54,9 +54,11 @@ def _banded_vjp(ct: Any, inputs: Any, x: Any, *, lower: int, upper: int) -> list
 
 
 _solve_banded = fc.custom_primitive(
-    "solve_banded", lambda ab, b, *, lower, upper: scipy.linalg.solve_banded((lower, upper), ab, b), types=_solution_type,
+    "solve_banded",
+    lambda ab, b, *, lower, upper: scipy.linalg.solve_banded((lower, upper), ab, b),
+    types=_solution_type,
     vjp=_banded_vjp,
-)  # fmt: skip
+)
 
 
 def solve_banded(l_and_u: tuple[int, int], ab: Any, b: Any) -> Any:

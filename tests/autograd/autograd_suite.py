@@ -24,8 +24,24 @@ from tests.autograd.autograd_examples import message_of, run_all
 
 ROOT = Path(__file__).parents[2]
 SDIST = "autograd==1.8.0"
-FILES = ("numpy", "systematic", "scalar_ops", "binary_ops", "linalg", "fft", "scipy", "complex", "direct", "graphs", "jacobian",
-         "dict", "list", "tuple", "truediv", "wrappers")  # fmt: skip
+FILES = (
+    "numpy",
+    "systematic",
+    "scalar_ops",
+    "binary_ops",
+    "linalg",
+    "fft",
+    "scipy",
+    "complex",
+    "direct",
+    "graphs",
+    "jacobian",
+    "dict",
+    "list",
+    "tuple",
+    "truediv",
+    "wrappers",
+)
 """The files of tests/. Those that are left out test what autograd is made of (its boxes, nodes, vector spaces) and branches."""
 
 
@@ -80,8 +96,19 @@ def run_tests(source: Path, only: str) -> dict[str, tuple[str, str]]:
     autograd_adapter.install()
     sys.path.insert(0, str(source / "tests"))
     plugin = Outcomes()
-    options = ["-c", os.devnull, "--rootdir", str(source), "-q", "-p", "no:cacheprovider", "-p", "no:warnings", "--no-header",
-               "--continue-on-collection-errors"]  # fmt: skip
+    options = [
+        "-c",
+        os.devnull,
+        "--rootdir",
+        str(source),
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:warnings",
+        "--no-header",
+        "--continue-on-collection-errors",
+    ]
     options += ["-k", only, "--tb=short"] if only else ["--tb=no", "-rN"]
     pytest.main([*options, *(str(source / "tests" / f"test_{name}.py") for name in FILES)], plugins=[plugin])
     return plugin.outcomes

@@ -99,19 +99,30 @@ def page() -> str:
         lines.append(f"| `{qualified_name(function)}` | {notes(function, FUNCTIONS[function])} | {gradient} | {bits} |")
     names = lambda ufuncs: ", ".join(f"`{n}`" for n in sorted({f.__name__ for f in ufuncs}))
     lines += [
-        "", "## Ufuncs", "",
-        "With NumPy's broadcasting and promotion (NEP 50), and `dtype=`; without `out=` and `where=`.", "",
+        "",
+        "## Ufuncs",
+        "",
+        "With NumPy's broadcasting and promotion (NEP 50), and `dtype=`; without `out=` and `where=`.",
+        "",
         f"With gradients: {names(u for u in [*UFUNCS, np.matmul, np.divmod, np.modf] if u in smooth)}; and `vecdot`, `matvec`, "
         "`vecmat` where NumPy has them.",
-        "", f"Without, or with 0 everywhere: {names(u for u in UFUNCS if u not in smooth)}.", "",
+        "",
+        f"Without, or with 0 everywhere: {names(u for u in UFUNCS if u not in smooth)}.",
+        "",
         "Methods: `.outer` of all; `.reduce` of add, multiply, maximum, minimum, fmax, fmin, logical_and, logical_or and "
         "logaddexp; `.accumulate` of add, multiply, maximum and minimum; in place of `np.add.at(x, i, v)` stands "
-        "`fc.at(x)[i].add(v)`.", "",
+        "`fc.at(x)[i].add(v)`.",
+        "",
         *section(),
-        "## Not traced, with an expression that computes the same", "",
-        "The message of each says it, too. n is a number that is known.", "", "| function | write |", "|---|---|",
-        *(f"| `np.{name}` | `{expression}` |" for name, expression in sorted(INSTEAD.items())), "",
-    ]  # fmt: skip
+        "## Not traced, with an expression that computes the same",
+        "",
+        "The message of each says it, too. n is a number that is known.",
+        "",
+        "| function | write |",
+        "|---|---|",
+        *(f"| `np.{name}` | `{expression}` |" for name, expression in sorted(INSTEAD.items())),
+        "",
+    ]
     return "\n".join(lines)
 
 

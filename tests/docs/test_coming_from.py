@@ -11,9 +11,7 @@ from funccoll import P
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 SECTION = README[README.index("## Coming from") : README.index("## Demo")]
-BLOCKS = dict(
-    zip(("jax", "mpi4py", "torch"), re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL), strict=True)
-)
+BLOCKS = dict(zip(("jax", "mpi4py", "torch"), re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL), strict=True))
 PAIR = re.compile(r"^( *)(\w+ = |)(\S.*?) +# (.+)$", re.MULTILINE)
 
 

@@ -110,11 +110,13 @@ def test_collectives_come_from_the_users_lines(demo, data, mesh):
     found = [(r.kind, r.axes, r.operands, r.nbytes, r.source.function) for r in rows]
     logits = demo.BATCH // 4 * 10 * 4
     gradients = 4 * (64 * demo.HIDDEN // 2 + demo.HIDDEN // 2 + demo.HIDDEN // 2 * 10 + 10)
-    assert sorted(found) == sorted([
-        ("all_reduce", ("model",), 1, logits, "logits_of"),
-        ("all_reduce", ("data",), 1, 4, "step"),
-        ("all_reduce", ("data",), 4, gradients, "step"),
-    ])
+    assert sorted(found) == sorted(
+        [
+            ("all_reduce", ("model",), 1, logits, "logits_of"),
+            ("all_reduce", ("data",), 1, 4, "step"),
+            ("all_reduce", ("data",), 4, gradients, "step"),
+        ]
+    )
     assert all(Path(r.source.file) == SCRIPT for r in rows)
 
 

@@ -157,19 +157,22 @@ def test_a_good_notebook_has_no_faults():
     assert execute.faults(good) == []
 
 
-@pytest.mark.parametrize(("make", "fault"), [
-    (lambda: finished("1", printed("at /tmp/ipykernel_1/2.py")), "a path of this machine: /tmp/i"),
-    (lambda: finished("1", figure(**{"text/html": "<a href='/home/me/x'>"})), "a path of this machine"),
-    (lambda: finished("1", printed("<f at 0x7f00aa00bb00>")), "an object's address"),
-    (lambda: finished("1", figure(**{"text/html": '<script src="https://cdn.plot.ly/p.min.js">'})), "would load"),
-    (lambda: finished("1", figure(**{"application/vnd.plotly.v1+json": {"data": ["https://a.b/c.js"]}})), "would load"),
-    (lambda: finished("1", figure(**{"image/svg+xml": '<image xlink:href="x" src="http://a.b/c.png"/>'})), "would load"),
-    (lambda: finished("1", printed("no such thing", "stderr")), "wrote an error: no such thing"),
-    (lambda: finished("1", nbformat.v4.new_output("error", ename="E", evalue="why", traceback=[])), "wrote an error: why"),
-    (lambda: finished("1", count=2), "their counts are [2]"),
-    (lambda: finished("1", count=None), "their counts are [None]"),
-    (lambda: finished("1", printed("1" * 1_000_000)), "bytes, and may have 1,000,000"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "fault"),
+    [
+        (lambda: finished("1", printed("at /tmp/ipykernel_1/2.py")), "a path of this machine: /tmp/i"),
+        (lambda: finished("1", figure(**{"text/html": "<a href='/home/me/x'>"})), "a path of this machine"),
+        (lambda: finished("1", printed("<f at 0x7f00aa00bb00>")), "an object's address"),
+        (lambda: finished("1", figure(**{"text/html": '<script src="https://cdn.plot.ly/p.min.js">'})), "would load"),
+        (lambda: finished("1", figure(**{"application/vnd.plotly.v1+json": {"data": ["https://a.b/c.js"]}})), "would load"),
+        (lambda: finished("1", figure(**{"image/svg+xml": '<image xlink:href="x" src="http://a.b/c.png"/>'})), "would load"),
+        (lambda: finished("1", printed("no such thing", "stderr")), "wrote an error: no such thing"),
+        (lambda: finished("1", nbformat.v4.new_output("error", ename="E", evalue="why", traceback=[])), "wrote an error: why"),
+        (lambda: finished("1", count=2), "their counts are [2]"),
+        (lambda: finished("1", count=None), "their counts are [None]"),
+        (lambda: finished("1", printed("1" * 1_000_000)), "bytes, and may have 1,000,000"),
+    ],
+)
 def test_faults_are_found(make, fault):
     (found,) = execute.faults(make())
     assert fault in found
@@ -199,11 +202,14 @@ def test_a_notebook_with_a_fault_is_left_as_it_was(tmp_path, mark):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("source", "error", "timeout"), [
-    ("raise ValueError('in a cell')", "CellExecutionError", 60),
-    pytest.param("import time; time.sleep(600)", "CellTimeoutError", 1, marks=pytest.mark.slow),
-    pytest.param("import os; os._exit(7)", "DeadKernelError", 60, marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("source", "error", "timeout"),
+    [
+        ("raise ValueError('in a cell')", "CellExecutionError", 60),
+        pytest.param("import time; time.sleep(600)", "CellTimeoutError", 1, marks=pytest.mark.slow),
+        pytest.param("import os; os._exit(7)", "DeadKernelError", 60, marks=pytest.mark.slow),
+    ],
+)
 def test_kernels_end_when_a_cell_fails(source, error, timeout, mark):
     with pytest.raises(getattr(exceptions, error)):
         execute.execute(small(source), timeout=timeout)

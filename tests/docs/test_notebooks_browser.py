@@ -38,8 +38,10 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium"),
     pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="`make notebooks` runs in .venv"),
 ]
-for package, reason in (("jupyterlab", "the notebooks need: pip install 'funccoll[notebooks]'"),
-                        ("playwright", "the browser needs: pip install playwright")):  # fmt: skip
+for package, reason in (
+    ("jupyterlab", "the notebooks need: pip install 'funccoll[notebooks]'"),
+    ("playwright", "the browser needs: pip install playwright"),
+):
     if importlib.util.find_spec(package) is None:
         pytest.skip(reason, allow_module_level=True)
 
@@ -52,17 +54,23 @@ def server(folder, notebooks):
         path = folder / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    places = {name: str(folder / name.lower()) for name in
-              ("HOME", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")}  # fmt: skip
+    places = {
+        name: str(folder / name.lower())
+        for name in ("HOME", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
+    }
     options = (
         f"--ServerApp.root_dir={notebooks} --ServerApp.port=0 --ServerApp.open_browser=False --allow-root "
         f"--LabApp.user_settings_dir={folder / 'settings'} --expose-app-in-browser"
     )
     environment = {**os.environ, **places, VARIABLE: mark, "PYTHONWARNINGS": "ignore"}
     process = subprocess.Popen(
-        ["make", "-s", "notebooks", f"LAB_OPTIONS={options}"], cwd=ROOT, env=environment, start_new_session=True,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        ["make", "-s", "notebooks", f"LAB_OPTIONS={options}"],
+        cwd=ROOT,
+        env=environment,
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     watchdog = threading.Timer(START_S, os.killpg, (process.pid, signal.SIGKILL))  # then what is read below ends
     watchdog.start()
     try:

@@ -127,10 +127,22 @@ def test_files_that_the_readme_names_exist():
 def test_sections_are_in_order():
     headings = re.findall(r"^## (.+)$", README.read_text(), re.MULTILINE)
     wanted = [
-        "Install", "Example", "Data parallelism", "Loops and branches", "PyTorch", "Several hosts", "GPU quick start",
-        "Schedules", "Explore", "When to use it, and when not", "Coming from JAX, mpi4py or torch", "Demo", "Status", "Speed",
+        "Install",
+        "Example",
+        "Data parallelism",
+        "Loops and branches",
+        "PyTorch",
+        "Several hosts",
+        "GPU quick start",
+        "Schedules",
+        "Explore",
+        "When to use it, and when not",
+        "Coming from JAX, mpi4py or torch",
+        "Demo",
+        "Status",
+        "Speed",
         "Errors",
-    ]  # fmt: skip
+    ]
     assert headings[: len(wanted)] == wanted
     assert README.read_text().count("<!-- speed:") == 18  # the tables begin and end
 

@@ -134,9 +134,15 @@ class Check:
         command = [sys.executable, str(Path(__file__).with_name("gpu_trial.py")), trial.function, json.dumps(trial.arguments)]
         variables = environment(seconds, self.rehearses)
         process = subprocess.Popen(
-            command, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, errors="replace", process_group=0,
-        )  # fmt: skip
+            command,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            process_group=0,
+        )
         self.running[process] = variables[TRIAL]
         timed_out, tail = False, deque[str](maxlen=40)
 

@@ -106,4 +106,3 @@ def main(function: str, arguments: list[Any], *names: str) -> None:
             vars(sys.modules[function.__module__])["_fused"] = lambda most, nbytes: [1e-6] * 3
         function(*given)
     print(f"{GPU.steps} steps of the simulator")
-

@@ -37,8 +37,9 @@ def compare(share: int, shares: int) -> None:
                 cases, gradients = cases + (kind == "value"), gradients + (kind == "gradient")
                 try:
                     off = (
-                        value_error(case, mesh, graphs, case is mine[0]) if kind == "value" else
-                        gradient_error(case, mesh, graphs)
+                        value_error(case, mesh, graphs, case is mine[0])
+                        if kind == "value"
+                        else gradient_error(case, mesh, graphs)
                     )
                     errors.append((off, f"{case.id}, {kind}"))
                     if not off <= (VALUES if kind == "value" else GRADIENTS):

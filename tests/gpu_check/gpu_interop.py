@@ -128,8 +128,14 @@ def with_torch() -> None:
             _same(np.asarray(result)[-1].item(), 2.0 * number, "")
         return "a call waits for an argument that another stream computes"
 
-    for name, test in (("out", out), ("in", taken), ("argument", argument), ("bfloat16", bfloat16),
-                       ("a late result", late_result), ("a late argument", late_argument)):  # fmt: skip
+    for name, test in (
+        ("out", out),
+        ("in", taken),
+        ("argument", argument),
+        ("bfloat16", bfloat16),
+        ("a late result", late_result),
+        ("a late argument", late_argument),
+    ):
         _check(name, test)
 
 

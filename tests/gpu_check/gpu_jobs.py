@@ -39,10 +39,15 @@ def run_job(count: int, function: str, *arguments: str | None, **variables: str)
     command = [sys.executable, "-m", "funccoll", "run", "-n", str(count), "--", sys.executable, "-c", call]
     try:
         done = subprocess.run(
-            command, env={**os.environ, "FUNCCOLL_DEVICE": device(), "PYTHONFAULTHANDLER": "1", **variables},
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+            command,
+            env={**os.environ, "FUNCCOLL_DEVICE": device(), "PYTHONFAULTHANDLER": "1", **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
             timeout=seconds_left(),
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired as error:
         out = error.stdout or b""
         text = out.decode(errors="replace") if isinstance(out, bytes) else out
@@ -152,9 +157,10 @@ def killed_rank() -> None:
 
 _TOLD = {
     "launch": r"PeerFailure: .*rank 1 died",
-    "kill": r"PeerFailure: .*rank 1 died", "mismatch": r"ProgramMismatch: .*differ in op",
+    "kill": r"PeerFailure: .*rank 1 died",
+    "mismatch": r"ProgramMismatch: .*differ in op",
     "raise": r"PeerFailure: .*rank 1 raised ValueError: rank 1 has had enough",
-}  # fmt: skip
+}
 
 
 def failure(what: str) -> None:
@@ -302,9 +308,14 @@ def digits() -> None:
             file = Path(folder, f"{name}.npz")
             command = [sys.executable, str(ROOT / "notebooks" / "digits.py"), "--devices", "2", "--save", str(file)]
             done = subprocess.run(
-                command, env={**os.environ, "FUNCCOLL_DEVICE": kind, "COLUMNS": "100"}, stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds_left(),
-            )  # fmt: skip
+                command,
+                env={**os.environ, "FUNCCOLL_DEVICE": kind, "COLUMNS": "100"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=seconds_left(),
+            )
             outputs[name] = done.stdout
             if done.returncode:
                 raise RuntimeError(f"the demo on {name} ended with exit code {done.returncode}: {done.stdout[-2500:]}")

@@ -224,7 +224,7 @@ def bad_input() -> None:
             ),
         ),
         "out of device memory": (MemoryError, lambda: huge(x[:2])),
-    }  # fmt: skip
+    }
     for name, (kind, misuse) in cases.items():
         try:
             misuse()

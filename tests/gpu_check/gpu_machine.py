@@ -19,13 +19,35 @@ from typing import Any
 
 from tests.gpu_check.gpu_trial import Skipped, beside, driver, ended, failure_in, found, require_gpu
 
-PACKAGES = ("numpy", "numba", "numba-cuda", "llvmlite", "optree", "ml_dtypes", "cupy-cuda12x", "cupy-cuda13x", "cuda-bindings",
-            "nvidia-nvvm", "nvidia-nvjitlink", "nvidia-cuda-nvrtc", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "torch", "jax",
-            "scikit-learn", "pytest")  # fmt: skip
+PACKAGES = (
+    "numpy",
+    "numba",
+    "numba-cuda",
+    "llvmlite",
+    "optree",
+    "ml_dtypes",
+    "cupy-cuda12x",
+    "cupy-cuda13x",
+    "cuda-bindings",
+    "nvidia-nvvm",
+    "nvidia-nvjitlink",
+    "nvidia-cuda-nvrtc",
+    "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
+    "torch",
+    "jax",
+    "scikit-learn",
+    "pytest",
+)
 _NAMED = ("numpy", "cupy-cuda12x", "cupy-cuda13x", "numba-cuda", "torch", "jax")
 """Packages that the first lines name."""
-_LIBRARIES = {"driver": "libcuda.so", "nvvm": "libnvvm.so", "nvjitlink": "libnvJitLink.so", "nvrtc": "libnvrtc.so",
-              "nccl": "libnccl.so"}  # fmt: skip
+_LIBRARIES = {
+    "driver": "libcuda.so",
+    "nvvm": "libnvvm.so",
+    "nvjitlink": "libnvJitLink.so",
+    "nvrtc": "libnvrtc.so",
+    "nccl": "libnccl.so",
+}
 _IPC_BYTES = 1 << 20
 
 
@@ -42,16 +64,21 @@ def facts() -> None:
     name = f"{known['name']}, compute capability {known['compute capability']}" if known else "no GPU that CuPy can use"
     versions = ", ".join(f"{p} {packages[p]}" for p in _NAMED if packages[p])
     found(
-        "machine", f"{name}; Python {platform.python_version()}, {versions or 'no packages'}",
+        "machine",
+        f"{name}; Python {platform.python_version()}, {versions or 'no packages'}",
         driver=driver(),
         nvvm=_tried(lambda: _binding("nvvm").version()),
         nvrtc=_tried(lambda: importlib.import_module("cupy").cuda.nvrtc.getVersion()),
         nvjitlink=_tried(lambda: _binding("nvjitlink").version()),
         nccl=_tried(_nccl_version),
         paths=_paths(),  # after the libraries were loaded
-        gpu=gpu, packages=packages, system=platform.platform(), cores=os.cpu_count(), smi=_smi(),
+        gpu=gpu,
+        packages=packages,
+        system=platform.platform(),
+        cores=os.cpu_count(),
+        smi=_smi(),
         sanitizer=sanitizer() or "not found",
-    )  # fmt: skip
+    )
 
 
 def _binding(name: str) -> Any:
@@ -96,12 +123,16 @@ def _gpu() -> dict[str, Any]:
     properties = cupy.cuda.runtime.getDeviceProperties(unit.id)
     free, total = cupy.cuda.runtime.memGetInfo()
     return {
-        "name": properties["name"].decode(), "compute capability": unit.compute_capability,
-        "multiprocessors": properties["multiProcessorCount"], "bytes": total, "free bytes": free,
-        "L2 bytes": properties["l2CacheSize"], "GPUs": cupy.cuda.runtime.getDeviceCount(),
+        "name": properties["name"].decode(),
+        "compute capability": unit.compute_capability,
+        "multiprocessors": properties["multiProcessorCount"],
+        "bytes": total,
+        "free bytes": free,
+        "L2 bytes": properties["l2CacheSize"],
+        "GPUs": cupy.cuda.runtime.getDeviceCount(),
         "compute mode": unit.attributes.get("ComputeMode"),
         "cooperative launches": unit.attributes.get("CooperativeLaunch"),
-    }  # fmt: skip
+    }
 
 
 def _smi() -> str:

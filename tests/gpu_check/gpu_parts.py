@@ -34,6 +34,7 @@ FACTS = Part("what is installed", (Trial("facts", "gpu_machine:facts", (), 30),)
 FIRST_SECONDS = 480
 """Seconds of the facts and the part `first` together, so that each of its trials is begun."""
 
+# fmt: off
 PARTS: dict[str, Part] = {
     "first": Part("what teaches most, in that order; the other parts do not have it again", (
         Trial("a barrier in a diverged warp", "gpu_probe:barriers", (), 25),
@@ -106,4 +107,5 @@ PARTS: dict[str, Part] = {
         Trial("digits step", "gpu_steps:compare", ("digits", [64, 128, 10], 128), 120),
         Trial("MLP 4 × 1024 step", "gpu_steps:compare", ("MLP 4 × 1024", [1024] * 5, 1024), 120),
     )),
-}  # fmt: skip
+}
+# fmt: on

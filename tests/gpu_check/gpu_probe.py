@@ -137,9 +137,16 @@ def template(kernel: Callable[..., None], operations: Any) -> Any:
     acquire, release = memory["load_acquire_gpu"], memory["store_release_gpu"]
     barriers = {"barrier_sync": barrier_sync()} if kernel is _two_places else {}
     return variant(
-        kernel, kernel.__name__.strip("_"), **memory, **barriers, acquire=acquire, release=release, STOP=_STOP, FACTOR=_FACTOR,
+        kernel,
+        kernel.__name__.strip("_"),
+        **memory,
+        **barriers,
+        acquire=acquire,
+        release=release,
+        STOP=_STOP,
+        FACTOR=_FACTOR,
         FLAG_BYTES=_FLAG_BYTES,
-    )  # fmt: skip
+    )
 
 
 class Probe(NamedTuple):
@@ -173,8 +180,11 @@ def barriers(rounds: int = 2000) -> None:
             found(name, f"{blocks} blocks of {threads} threads, {rounds} rounds; compiled in {seconds:.1f} s")
             continue
         block, thread = map(int, np.argwhere(values != wanted)[0])
-        found(name, failed=f"thread {thread} of block {block} has {values[block, thread]}, and not {wanted}, as the first of "
-              f"{int((values != wanted).sum())} of {values.size}")  # fmt: skip
+        found(
+            name,
+            failed=f"thread {thread} of block {block} has {values[block, thread]}, and not {wanted}, as the first of "
+            f"{int((values != wanted).sum())} of {values.size}",
+        )
 
 
 def ping_pong(rounds: int = 20_000, patience_s: float = _PATIENCE_S, launches: int = 1) -> None:
@@ -197,12 +207,16 @@ def ping_pong(rounds: int = 20_000, patience_s: float = _PATIENCE_S, launches: i
     failures = []
     if (done < rounds).any():
         block = int(done.argmin())
-        failures.append(f"block {block} waited in vain for its partner in round {int(done[block]) + 1} of {rounds}, as the "
-                        f"first of {int((done < rounds).sum())} of {blocks}")  # fmt: skip
+        failures.append(
+            f"block {block} waited in vain for its partner in round {int(done[block]) + 1} of {rounds}, as the "
+            f"first of {int((done < rounds).sum())} of {blocks}"
+        )
     if wrong.any():
         block = int(wrong.argmax())
-        failures.append(f"block {block} read {int(wrong[block])} words that its partner had not written, as the worst of "
-                        f"{int((wrong > 0).sum())} of {blocks}")  # fmt: skip
+        failures.append(
+            f"block {block} read {int(wrong[block])} words that its partner had not written, as the worst of "
+            f"{int((wrong > 0).sum())} of {blocks}"
+        )
     each = float(np.median(seen[:, 1])) / rounds / 1e3
     says = f"{blocks // 2} pairs, {rounds} rounds of {threads} words: {each:.2f} µs there and back; compiled in {seconds:.1f} s"
     data: dict[str, Any] = {"failed": "; ".join(failures)} if failures else {"figure": True, "microseconds": each}

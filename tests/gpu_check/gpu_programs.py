@@ -76,9 +76,16 @@ def control(share: int, shares: int) -> None:
     from tests.support.cases import control_cases
 
     ours = SimpleNamespace(
-        scan=fc.scan, while_loop=fc.while_loop, fori_loop=fc.fori_loop, cond=fc.cond, switch=fc.switch, grad=fc.grad,
-        jvp=fc.jvp, vmap=fc.vmap, asarray=fc.asarray,
-    )  # fmt: skip
+        scan=fc.scan,
+        while_loop=fc.while_loop,
+        fori_loop=fc.fori_loop,
+        cond=fc.cond,
+        switch=fc.switch,
+        grad=fc.grad,
+        jvp=fc.jvp,
+        vmap=fc.vmap,
+        asarray=fc.asarray,
+    )
     mesh, cases = fc.make_mesh({"one": 1}, device=where), _Cases()
     names = [*control_cases.CASES, *control_cases.FORWARD][share::shares]
     for name in names:
@@ -131,10 +138,12 @@ def convolution() -> None:
     singles = tuple(v.astype(np.float32) for v in floats)
     batch, weigh = rng.normal(size=(3, *x.shape)), lambda t: sum(np.sum(np.sin(v)) for v in fc.tree.leaves(t))
     programs: dict[str, tuple[Any, tuple, float]] = {
-        "convolutions of integers": (convolved, (x, w), 0), "convolutions": (convolved, floats, VALUES),
+        "convolutions of integers": (convolved, (x, w), 0),
+        "convolutions": (convolved, floats, VALUES),
         "convolutions of float32": (convolved, singles, VALUES),
         "gradients of convolutions": (fc.grad(lambda x, w: weigh(convolved(x, w)), (0, 1)), floats, GRADIENTS),
-        "pooling": (pooled, floats[:1], VALUES), "pooling of integers": (pooled, (x,), VALUES),
+        "pooling": (pooled, floats[:1], VALUES),
+        "pooling of integers": (pooled, (x,), VALUES),
         "gradients of pooling": (fc.grad(lambda x: weigh(pooled(x))), floats[:1], GRADIENTS),
         "a model": (fc.value_and_grad(model, (0, 1)), floats, GRADIENTS),
         "a model of float32": (fc.value_and_grad(model, (0, 1)), singles, GRADIENTS),
@@ -143,7 +152,8 @@ def convolution() -> None:
         "a batch of kernels": (lambda x, b: fc.vmap(lambda w: convolved(x, w))(b), (x, np.stack([w, 2 * w])), 0),
         "channels first": (
             lambda x, w: nn.conv(np.moveaxis(x, -1, 1), np.moveaxis(w, (-1, -2), (0, 1)), channels_first=True, groups=2),
-            floats, VALUES,
+            floats,
+            VALUES,
         ),
         "one dimension": (lambda x, w: nn.conv(x[:, :, 0], w[:, 0], padding="SAME", groups=2), floats, VALUES),
         "no channels": (nn.conv, (np.ones((2, 4, 4, 0), np.float32), np.ones((2, 2, 0, 3), np.float32)), 0),
@@ -155,15 +165,16 @@ def convolution() -> None:
             f"maxima of {np.dtype(t).name}": (lambda x: nn.max_pool(x, 2), (x.astype(t),), 0)
             for t in (np.float16, ml_dtypes.bfloat16, np.int32, np.int8)
         },
-    }  # fmt: skip
+    }
     for name, (fn, args, most) in programs.items():
         cases(name, lambda: same_values("call", fn, args, one, cases.graphs, most))
     four = fc.make_mesh({"d": 4}, device=where)
     split: Any = {"in_specs": (P(), P("d")), "out_specs": P()}
     kernel = lambda w, x: fc.grad(lambda w: fc.all_reduce(np.sum(np.square(nn.conv(x, w, groups=2))), "d"))(w)
-    cases("a kernel's gradient over 4 devices", lambda: same_values(
-        "call", kernel, (w, np.concatenate([x, x + 1])), four, cases.graphs, 0, **split
-    ))  # fmt: skip
+    cases(
+        "a kernel's gradient over 4 devices",
+        lambda: same_values("call", kernel, (w, np.concatenate([x, x + 1])), four, cases.graphs, 0, **split),
+    )
     cases.report("programs with convolution and pooling")
 
 
@@ -180,10 +191,13 @@ def indices() -> None:
     else:
         place = require_gpu().asarray
     functions: dict[str, Callable[..., Any]] = {
-        "get": lambda x, i: x[i], "two indices": lambda x, i: x[i, i], "add": lambda x, i: fc.at(x)[:, i].add(1.0),
-        "set": lambda x, i: fc.at(x)[i].set(1.0), "grad": lambda x, i: fc.grad(lambda x: np.sum(x[i] ** 2))(x),
+        "get": lambda x, i: x[i],
+        "two indices": lambda x, i: x[i, i],
+        "add": lambda x, i: fc.at(x)[:, i].add(1.0),
+        "set": lambda x, i: fc.at(x)[i].set(1.0),
+        "grad": lambda x, i: fc.grad(lambda x: np.sum(x[i] ** 2))(x),
         "in a loop": lambda x, i: fc.scan(lambda c, k: (c + x[k], None), np.zeros(5), i)[0],
-    }  # fmt: skip
+    }
     x, cases = np.arange(25.0).reshape(5, 5), _Cases()
     good = np.array([0, -5])
     reads = {"np.asarray": np.asarray, "a wait": lambda y: y.block_until_ready(), "tolist": lambda y: y.tolist()}
@@ -343,10 +357,14 @@ def arrays() -> None:
 
     def operators() -> None:
         for what, y, want in (
-            ("x * x", x * x, value * value), ("-x", -x, -value), ("sum", x.sum(), value.sum()), ("x > 3", x > 3, value > 3),
-            ("reshape", x.reshape(48), value.reshape(48)), ("x >= block", x >= library.asarray(value), value >= value),
+            ("x * x", x * x, value * value),
+            ("-x", -x, -value),
+            ("sum", x.sum(), value.sum()),
+            ("x > 3", x > 3, value > 3),
+            ("reshape", x.reshape(48), value.reshape(48)),
+            ("x >= block", x >= library.asarray(value), value >= value),
             ("x + block", x + library.asarray(value), value * 2),
-        ):  # fmt: skip
+        ):
             on_gpu(y, what) if np.ndim(want) else None
             equal(y, want, what)
         for what, y, want in (("T", x.T, value.T), ("x[1:3]", x[1:3], value[1:3])):  # of the host, as they say

@@ -76,11 +76,20 @@ def large() -> None:
         moved = 2 * DEVICES * nbytes
         name = f"all_reduce, {DEVICES} devices x {nbytes // _MIB} MiB"
         found(
-            name, f"{text_us(kernel)}, a copy of as many bytes {text_us(limit)}: {100 * share:.0f} % of the limit, "
+            name,
+            f"{text_us(kernel)}, a copy of as many bytes {text_us(limit)}: {100 * share:.0f} % of the limit, "
             f"{moved / statistics.median(limit) / 1e12:.2f} TB/s; as a call {text_us(call)}",
-            goal="≥ 80 %", met=None if rehearses() else share >= 0.8, figure=True, machine=about, graph=graph_of(step),
-            kernel=summary(kernel), kernel_again=summary(again), call=summary(call), copy=summary(limit), bytes_moved=moved,
-        )  # fmt: skip
+            goal="≥ 80 %",
+            met=None if rehearses() else share >= 0.8,
+            figure=True,
+            machine=about,
+            graph=graph_of(step),
+            kernel=summary(kernel),
+            kernel_again=summary(again),
+            call=summary(call),
+            copy=summary(limit),
+            bytes_moved=moved,
+        )
 
 
 # ---------------------------------------------------------------- small
@@ -132,11 +141,16 @@ def small(most: int = 100) -> None:
     data = {} if rehearses() else {"fused": extremes(_fused(most, nbytes))}
     beside_it = f"; a fused kernel of CuPy's {1e6 * data['fused']['median']:.1f} µs" if data else ""
     found(
-        f"all_reduce, {DEVICES} devices x 4 KiB, the slope of 2 to {most} in one graph", text_us(slopes) + beside_it,
-        goal="≤ 10 µs", met=None if rehearses() else statistics.median(slopes) <= 1e-5, figure=True,
-        slope=extremes(slopes), graphs={count: graph_of(graph[0]) for count, graph in graphs.items()},
-        replays={count: summary(seconds) for count, seconds in times.items()}, **data,
-    )  # fmt: skip
+        f"all_reduce, {DEVICES} devices x 4 KiB, the slope of 2 to {most} in one graph",
+        text_us(slopes) + beside_it,
+        goal="≤ 10 µs",
+        met=None if rehearses() else statistics.median(slopes) <= 1e-5,
+        figure=True,
+        slope=extremes(slopes),
+        graphs={count: graph_of(graph[0]) for count, graph in graphs.items()},
+        replays={count: summary(seconds) for count, seconds in times.items()},
+        **data,
+    )
     step, x = _all_reduce(nbytes)
     for _ in range(3):
         step(x)
@@ -147,10 +161,12 @@ def _fused(most: int, nbytes: int) -> list[float]:
     """The same slope of one kernel that reads 8 arrays and writes their mean 8 times."""
     cupy = require_gpu()
     kernel = cupy.ElementwiseKernel(
-        ", ".join(f"float32 x{i}" for i in range(DEVICES)), ", ".join(f"float32 y{i}" for i in range(DEVICES)),
+        ", ".join(f"float32 x{i}" for i in range(DEVICES)),
+        ", ".join(f"float32 y{i}" for i in range(DEVICES)),
         f"float m = ({' + '.join(f'x{i}' for i in range(DEVICES))}) / {DEVICES}; "
-        + " ".join(f"y{i} = m;" for i in range(DEVICES)), "funccoll_fused_mean",
-    )  # fmt: skip
+        + " ".join(f"y{i} = m;" for i in range(DEVICES)),
+        "funccoll_fused_mean",
+    )
     first = [cupy.random.random(nbytes // 4).astype(np.float32) for _ in range(DEVICES)]
     second = [cupy.empty_like(x) for x in first]
     kernel(*first, *second)
@@ -187,9 +203,13 @@ def slots() -> None:
         found(
             f"a graph with 2 arguments and 2 results of {nbytes // 1024:,} KiB",
             f"a call {text_us(call)}, its graph {text_us(replay)}: its 4 copies cost {1e6 * cost:.1f} µs, one copy alone "
-            f"{text_us(copies)}", figure=True, graph=graph_of(step), call=summary(call), replay=summary(replay),
+            f"{text_us(copies)}",
+            figure=True,
+            graph=graph_of(step),
+            call=summary(call),
+            replay=summary(replay),
             copy=summary(copies),
-        )  # fmt: skip
+        )
 
 
 def behind(mebibytes: float = 1024, copies: int = 40) -> None:
@@ -239,10 +259,12 @@ def first_call() -> None:
                 raise RuntimeError(f"exit code {code}: {out[-2000:]}")
             prepared, first, second, third = map(float, line.split()[1:])
             found(
-                f"first call of an all_reduce, {state}", f"{first:.2f} s; the second, which captures, {second:.3f} s; the "
-                f"third {1e6 * third:.0f} µs; imports and the mesh {prepared:.2f} s", figure=True,
+                f"first call of an all_reduce, {state}",
+                f"{first:.2f} s; the second, which captures, {second:.3f} s; the "
+                f"third {1e6 * third:.0f} µs; imports and the mesh {prepared:.2f} s",
+                figure=True,
                 seconds=[prepared, first, second, third],
-            )  # fmt: skip
+            )
 
 
 def time_first_call() -> None:

@@ -166,9 +166,10 @@ def compare(name: str, widths: Sequence[int], batch: int) -> None:
     gpu_trial.device()
     mine, my_loss = ours(widths, batch, 1)
     peers: dict[str, Callable[[], Contender]] = {
-        "JAX": lambda: with_jax(widths, batch), "torch": lambda: with_torch(widths, batch),
+        "JAX": lambda: with_jax(widths, batch),
+        "torch": lambda: with_torch(widths, batch),
         "funccoll on 2 virtual devices": lambda: ours(widths, batch, 2),
-    }  # fmt: skip
+    }
     first = my_loss()
     for peer, make in peers.items():
         try:
@@ -184,6 +185,11 @@ def compare(name: str, widths: Sequence[int], batch: int) -> None:
         times = [f"{numbers[key]['median_us'] / STEPS:.1f} µs" for key in ("ours", "peer")]
         spread = "{median:.2f} ({min:.2f} to {max:.2f})".format(**numbers["ratio"])
         gpu_trial.found(
-            f"{name} step", f"{times[0]}, {peer} {times[1]}: its time / ours {spread}", figure=True, numbers=numbers,
-            steps_between_waits=STEPS, batch=batch, widths=list(widths),
-        )  # fmt: skip
+            f"{name} step",
+            f"{times[0]}, {peer} {times[1]}: its time / ours {spread}",
+            figure=True,
+            numbers=numbers,
+            steps_between_waits=STEPS,
+            batch=batch,
+            widths=list(widths),
+        )

@@ -65,15 +65,18 @@ def _cases(torch: Any) -> dict[str, tuple[Callable[[], Any], dict[str, Any], str
     mlp = lambda: nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
     conv = lambda: nn.Sequential(nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 4, 1), nn.BatchNorm2d(4), nn.Flatten())
     return {
-        "one bucket": (mlp, {}, None, "float32"), "many buckets": (mlp, caps, None, "float32"),
-        "float64": (mlp, caps, None, "float64"), "bfloat16": (mlp, caps, None, "bfloat16"),
+        "one bucket": (mlp, {}, None, "float32"),
+        "many buckets": (mlp, caps, None, "float32"),
+        "float64": (mlp, caps, None, "float64"),
+        "bfloat16": (mlp, caps, None, "bfloat16"),
         "convolution with batch norm": (conv, {}, None, "float32"),
         "channels last": (lambda: conv().to(memory_format=torch.channels_last), {}, None, "float32"),
         "find_unused_parameters": (mlp, {"find_unused_parameters": True, **caps}, None, "float32"),
         "static_graph": (mlp, {"static_graph": True, **caps}, None, "float32"),
-        "hook all_reduce": (mlp, caps, "all_reduce", "float32"), "hook float16": (mlp, caps, "float16", "float32"),
+        "hook all_reduce": (mlp, caps, "all_reduce", "float32"),
+        "hook float16": (mlp, caps, "float16", "float32"),
         "hook power_sgd": (mlp, caps, "power_sgd", "float32"),
-    }  # fmt: skip
+    }
 
 
 def rank(gpus: str) -> None:
@@ -144,10 +147,19 @@ def rank(gpus: str) -> None:
             optimizer.step()
         same_everywhere(module.parameters())
     seconds = _step_seconds(torch, place, DistributedDataParallel)
-    print("trained: " + json.dumps({
-        "cases": [*_cases(torch)], "transports": ", ".join(sorted(transports)), "threads": " and ".join(sorted(threads)),
-        "step": seconds[0], "alone": seconds[1],
-    }), flush=True)  # fmt: skip
+    print(
+        "trained: "
+        + json.dumps(
+            {
+                "cases": [*_cases(torch)],
+                "transports": ", ".join(sorted(transports)),
+                "threads": " and ".join(sorted(threads)),
+                "step": seconds[0],
+                "alone": seconds[1],
+            }
+        ),
+        flush=True,
+    )
 
 
 def _step_seconds(torch: Any, place: Any, wrapper: Any) -> tuple[float, float]:

@@ -49,9 +49,13 @@ def environment(seconds: float, rehearses: bool) -> dict[str, str]:
     """The environment of a trial that ends in so many seconds."""
     folders = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
-        **os.environ, "PYTHONPATH": os.pathsep.join(folders), "PYTHONUNBUFFERED": "1",
-        _DEADLINE: str(time.time() + seconds), _REHEARSES: "1" if rehearses else "", TRIAL: uuid.uuid4().hex,
-    }  # fmt: skip
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(folders),
+        "PYTHONUNBUFFERED": "1",
+        _DEADLINE: str(time.time() + seconds),
+        _REHEARSES: "1" if rehearses else "",
+        TRIAL: uuid.uuid4().hex,
+    }
 
 
 def seconds_left() -> float:
@@ -131,9 +135,14 @@ def beside(function: str, *arguments: Any, command: Sequence[str] = (), **variab
     """Start a function of these modules in one more process, below `command` where one is given."""
     line = [*command, sys.executable, str(Path(__file__).resolve()), function, json.dumps(arguments)]
     return subprocess.Popen(
-        line, env={**os.environ, **variables}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, errors="replace",
-    )  # fmt: skip
+        line,
+        env={**os.environ, **variables},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:

@@ -107,9 +107,10 @@ def test_every_end_of_a_trial_is_told_and_the_others_go_on(tmp_path, capsys):
     out, left, pids = tmp_path / "out", tmp_path / "left", tmp_path / "hanging"
     parts = {
         "one": Part("in a row", (trial("fine", 1), trial("raises"), trial("fails"), trial("skipped"), trial("misuses"))),
-        "two": Part("at once", (trial("hangs", str(pids), seconds=2), trial("dies"), trial("leaves", str(left)),
-                                trial("fine", 2)), 4),
-    }  # fmt: skip
+        "two": Part(
+            "at once", (trial("hangs", str(pids), seconds=2), trial("dies"), trial("leaves", str(left)), trial("fine", 2)), 4
+        ),
+    }
     assert gpu.Check(out).run(parts) == 1
     report = json.loads((out / "gpu.json").read_text())
     ends = {name: (t["state"], t.get("why", "")) for part in parts for name, t in report[part]["trials"].items()}
@@ -121,9 +122,12 @@ def test_every_end_of_a_trial_is_told_and_the_others_go_on(tmp_path, capsys):
     raised = ends["raises"][1]
     assert raised.startswith("ValueError: it is broken (tests/gpu_check/gpu_trial.py:")
     assert ends == {
-        "fine": ("done", ""), "raises": ("failed", raised), "fails": ("failed", "0 in place of 1"),
-        "skipped": ("skipped", "there is nothing to run it on"), "leaves": ("done", ""),
-    }  # fmt: skip
+        "fine": ("done", ""),
+        "raises": ("failed", raised),
+        "fails": ("failed", "0 in place of 1"),
+        "skipped": ("skipped", "there is nothing to run it on"),
+        "leaves": ("done", ""),
+    }
     trials = report["one"]["trials"] | report["two"]["trials"]
     assert trials["hangs"]["findings"][0]["says"] == trials["raises"]["findings"][0]["says"] == "this was found"
     assert "exit code -9" in trials["dies"]["why"] and "on its way" in trials["dies"]["output"]
@@ -218,10 +222,21 @@ def test_without_a_gpu_all_parts_are_skipped_with_the_reason():
 @without_gpu
 def test_the_command_ends_well_without_a_gpu(tmp_path):
     done = subprocess.run(
-        ["make", "-C", str(ROOT), "gpu-check", f"PYTHON={sys.executable}", f"OUT_DIR={tmp_path / 'out'}",
-         "PARTS=nccl,memcheck", "TOTAL=60"], capture_output=True, text=True, timeout=200,
+        [
+            "make",
+            "-C",
+            str(ROOT),
+            "gpu-check",
+            f"PYTHON={sys.executable}",
+            f"OUT_DIR={tmp_path / 'out'}",
+            "PARTS=nccl,memcheck",
+            "TOTAL=60",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=200,
         env={k: v for k, v in os.environ.items() if k != "MAKEFLAGS"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "driver no driver (libcuda.so.1), nvvm" in done.stdout.splitlines()[2]  # after make's own two
     assert "nccl: 2 skipped" in done.stdout and "memcheck: 1 skipped" in done.stdout
@@ -252,11 +267,16 @@ def test_the_table_of_parts():
 # ---------------------------------------------------------------- funccoll doctor
 
 
-@pytest.mark.parametrize(("driver", "cupy", "state", "words"), [
-    (None, "", "absent", "not found"), (13000, "cupy-cuda13x", "ok", "knows CUDA 13.0"),
-    (12040, "cupy-cuda13x", "warning", "knows CUDA 12.4, and cupy-cuda13x needs a newer one"),
-    (12040, "cupy-cuda12x", "ok", "knows CUDA 12.4"), (0, "", "warning", "fails with error 35"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("driver", "cupy", "state", "words"),
+    [
+        (None, "", "absent", "not found"),
+        (13000, "cupy-cuda13x", "ok", "knows CUDA 13.0"),
+        (12040, "cupy-cuda13x", "warning", "knows CUDA 12.4, and cupy-cuda13x needs a newer one"),
+        (12040, "cupy-cuda12x", "ok", "knows CUDA 12.4"),
+        (0, "", "warning", "fails with error 35"),
+    ],
+)
 def test_doctor_compares_the_driver_with_cupy(driver, cupy, state, words, monkeypatch):
     def load(name):
         assert name == "libcuda.so.1"
@@ -302,8 +322,10 @@ def test_make_names_the_toolkit(tmp_path):
     usual = "/usr/local/cuda" if Path("/usr/local/cuda").exists() else ""
     for given, wanted in (({"CUDA_PATH": str(tmp_path)}, str(tmp_path)), ({"CUDA_HOME": "/home"}, "/home"), ({}, usual)):
         done = subprocess.run(
-            ["make", "-s", "-C", str(ROOT), "gpu-check", "PYTHON=printenv CUDA_HOME #"], capture_output=True, text=True,
+            ["make", "-s", "-C", str(ROOT), "gpu-check", "PYTHON=printenv CUDA_HOME #"],
+            capture_output=True,
+            text=True,
             env=clean | given,
-        )  # fmt: skip
+        )
         assert done.stdout.strip() == wanted
         assert (done.returncode == 0) == bool(wanted), "an empty variable"

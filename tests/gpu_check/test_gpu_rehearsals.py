@@ -81,11 +81,16 @@ def scaled(x):
     return fc.all_reduce(x * 2, "d")
 
 
-@pytest.mark.parametrize(("returns", "words"), [
-    (lambda kept: kept[-1], ""), (in_place, "what call 1 returned, after call 2: result 0 of device 0 differs"),
-    (lambda kept: kept[0], "call 2: result 0"), (lambda kept: kept[-1] if len(kept) < 3 else kept[1], "call 3: result 0"),
-    (lambda kept: [np.nextafter(x, np.float32(99)) for x in kept[-1]], "call 1: result 0 of device 0 differs from byte"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("returns", "words"),
+    [
+        (lambda kept: kept[-1], ""),
+        (in_place, "what call 1 returned, after call 2: result 0 of device 0 differs"),
+        (lambda kept: kept[0], "call 2: result 0"),
+        (lambda kept: kept[-1] if len(kept) < 3 else kept[1], "call 3: result 0"),
+        (lambda kept: [np.nextafter(x, np.float32(99)) for x in kept[-1]], "call 1: result 0 of device 0 differs from byte"),
+    ],
+)
 def test_other_bits_and_results_that_change_are_found(returns, words, rehearsed):
     same = gpu_kernels.SameBits(lambda axes: Mesh(axes, range(2), transport=reusing(returns)))
     same(scaled, {"d": 2}, (np.arange(6, dtype=np.float32),), P("d"), P())
@@ -95,8 +100,10 @@ def test_other_bits_and_results_that_change_are_found(returns, words, rehearsed)
 
 def test_values_within_a_number_of_roundings(rehearsed):
     for factor, last, words in (
-        (1 + 2**-20, 0, ""), (1 + 2**-8, 0, "call 1: result 0 is off by"), (1 + 2**-20, 2**-19, "call 3: result 0 of device"),
-    ):  # fmt: skip
+        (1 + 2**-20, 0, ""),
+        (1 + 2**-8, 0, "call 1: result 0 is off by"),
+        (1 + 2**-20, 2**-19, "call 3: result 0 of device"),
+    ):
         returns = lambda kept: tuple((x * factor + (last if len(kept) > 2 else 0)).astype(x.dtype) for x in kept[-1])
         same = gpu_kernels.SameBits(lambda axes: Mesh(axes, range(2), transport=reusing(returns)))
         same.within = 64.0
@@ -146,22 +153,32 @@ def test_torch_without_cuda_is_skipped_with_the_reason(monkeypatch):
             getattr(gpu_torch, trial.function.partition(":")[2])(*trial.arguments)
 
 
-@pytest.mark.parametrize(("function", "arguments", "words"), [
-    (gpu_kernels.compare, ("programs", 4), "programs on 4 devices: 3 programs, 0 failed"),
-    (gpu_compute.compare, (5, 40), "8 functions, .* gradients, 0 failed"),
-    (gpu_compute.exact, (), "normal numbers.*off by 0 roundings"),
-    (gpu_speed.small, (6,), "the slope of 2 to 6 in one graph"),
-    (gpu_speed.slots, (), "a graph with 2 arguments and 2 results"),
-    (gpu_speed.behind, (), "two calls behind a stream that is busy"),
-    (gpu_speed.large, (), "all_reduce, 8 devices x 0 MiB.*of the limit"),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        (gpu_jobs.failure, ("raise",), "rank 1 raised ValueError: rank 1 has had enough"),
-        (gpu_jobs.compare, ("programs", 2), "programs in 2 processes over shm: 3 programs"),
-        (gpu_programs.job_arrays, (), "2 processes: redistributed, gathered"),
-    )),
-    pytest.param(gpu_torch.train, (2,), "2 processes on 1 GPU.* over shm: 11 cases.*a step of a torch MLP",
-                 marks=[needs_torch, pytest.mark.slow]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("function", "arguments", "words"),
+    [
+        (gpu_kernels.compare, ("programs", 4), "programs on 4 devices: 3 programs, 0 failed"),
+        (gpu_compute.compare, (5, 40), "8 functions, .* gradients, 0 failed"),
+        (gpu_compute.exact, (), "normal numbers.*off by 0 roundings"),
+        (gpu_speed.small, (6,), "the slope of 2 to 6 in one graph"),
+        (gpu_speed.slots, (), "a graph with 2 arguments and 2 results"),
+        (gpu_speed.behind, (), "two calls behind a stream that is busy"),
+        (gpu_speed.large, (), "all_reduce, 8 devices x 0 MiB.*of the limit"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (gpu_jobs.failure, ("raise",), "rank 1 raised ValueError: rank 1 has had enough"),
+                (gpu_jobs.compare, ("programs", 2), "programs in 2 processes over shm: 3 programs"),
+                (gpu_programs.job_arrays, (), "2 processes: redistributed, gathered"),
+            )
+        ),
+        pytest.param(
+            gpu_torch.train,
+            (2,),
+            "2 processes on 1 GPU.* over shm: 11 cases.*a step of a torch MLP",
+            marks=[needs_torch, pytest.mark.slow],
+        ),
+    ],
+)
 def test_a_rehearsal_on_the_cpu(function, arguments, words, rehearsed, monkeypatch):
     monkeypatch.setattr(gpu_speed, "_sizes", lambda *sizes: [4096])
     function(*arguments)
@@ -240,11 +257,15 @@ def test_compute_on_the_fake_of_a_gpu(faked):
     assert re.fullmatch(r"\d+ captured", findings[-7]["says"])
 
 
-@pytest.mark.parametrize(("function", "arguments", "words"), [
-    (gpu_programs.control, (0, 4), ["36 loops, branches and their gradients, 0 failed", "22 captured, 14 not captured"]),
-    (gpu_programs.indices, (), ["33 wrong indices, 0 failed", "32 captured"]),
-    (gpu_programs.graphs, (), ["then kernel by kernel; its CUDA graph was dropped", "3 limits of graphs, 0 failed"]),
-], ids=lambda value: getattr(value, "__name__", ""))  # fmt: skip
+@pytest.mark.parametrize(
+    ("function", "arguments", "words"),
+    [
+        (gpu_programs.control, (0, 4), ["36 loops, branches and their gradients, 0 failed", "22 captured, 14 not captured"]),
+        (gpu_programs.indices, (), ["33 wrong indices, 0 failed", "32 captured"]),
+        (gpu_programs.graphs, (), ["then kernel by kernel; its CUDA graph was dropped", "3 limits of graphs, 0 failed"]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
 def test_programs_on_the_fake_of_a_gpu(function, arguments, words, faked):
     function(*arguments)
     says = [f.get("failed", f["says"]) for f in faked()]
@@ -277,30 +298,53 @@ def test_graphs_of_the_fake_are_recognised(faked, monkeypatch):
     assert "captured" in step["says"] and "not captured" not in step["says"]
 
 
-@pytest.mark.parametrize(("function", "arguments", "dtypes", "words"), [
-    ("gpu_steps:ours", [[4, 6, 3], 8, 2], [], ["captured"]),
-    ("gpu_kernels:bad_input", [], [], ["in host memory, and b", "17 virtual devices", "MemoryError"]),
-    ("gpu_programs:arrays", [], [], ["7 uses of Arrays, 0 failed"]),
-    ("gpu_programs:convolution", [], [], ["24 programs with convolution and pooling, 0 failed", "24 captured"]),
-    ("gpu_kernels:compare", ["data_parallel", 2], [], ["data_parallel on 2 devices: 2 programs, 0 failed", "2 captured"]),
-    ("gpu_kernels:compare", ["loops", 2], [], ["loops on 2 devices: 4 programs, 0 failed", "2 captured, 2 not captured"]),
-    ("trials", [
-        ["gpu_machine:smallest_kernel", [False, False]], ["gpu_machine:smallest_kernel", [True, True]],
-        ["gpu_probe:barriers", [6]], ["gpu_probe:ping_pong", [4, 0, 10]], ["gpu_probe:ping_pong", [4, 0, 2]],
-        ["gpu_check_simulation:early_release", []], ["gpu_kernels:one_kernel", []],
-    ], [], [
-        "runs: 16 blocks of 3 threads", "runs: 16 blocks of 3 threads",
-        "the others at another: 16 blocks of 3 threads, 6 rounds", "late at the barrier of all: 16 blocks",
-        "8 pairs, 4 rounds of 3 words", "FAILED block 0 waited in vain for its partner in round 2 of 4",
-        "FAILED block 0 read 6 words that its partner had not written, as the worst of 16 of 16",
-        "one kernel: compiled in",
-    ]),
-    *[pytest.param(*case, marks=pytest.mark.slow) for case in (
-        ("gpu_kernels:compare", ["table", 2], ["float32"], ["table on 2 devices: 111 programs, 0 failed", "111 captured"]),
-        ("gpu_kernels:compare", ["programs", 4], [], ["programs on 4 devices: 3 programs, 0 failed", "3 captured"]),
-        ("gpu_speed:small", [4], [], ["the slope of 2 to 4 in one graph", "one jitted all_reduce"]),
-    )],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("function", "arguments", "dtypes", "words"),
+    [
+        ("gpu_steps:ours", [[4, 6, 3], 8, 2], [], ["captured"]),
+        ("gpu_kernels:bad_input", [], [], ["in host memory, and b", "17 virtual devices", "MemoryError"]),
+        ("gpu_programs:arrays", [], [], ["7 uses of Arrays, 0 failed"]),
+        ("gpu_programs:convolution", [], [], ["24 programs with convolution and pooling, 0 failed", "24 captured"]),
+        ("gpu_kernels:compare", ["data_parallel", 2], [], ["data_parallel on 2 devices: 2 programs, 0 failed", "2 captured"]),
+        ("gpu_kernels:compare", ["loops", 2], [], ["loops on 2 devices: 4 programs, 0 failed", "2 captured, 2 not captured"]),
+        (
+            "trials",
+            [
+                ["gpu_machine:smallest_kernel", [False, False]],
+                ["gpu_machine:smallest_kernel", [True, True]],
+                ["gpu_probe:barriers", [6]],
+                ["gpu_probe:ping_pong", [4, 0, 10]],
+                ["gpu_probe:ping_pong", [4, 0, 2]],
+                ["gpu_check_simulation:early_release", []],
+                ["gpu_kernels:one_kernel", []],
+            ],
+            [],
+            [
+                "runs: 16 blocks of 3 threads",
+                "runs: 16 blocks of 3 threads",
+                "the others at another: 16 blocks of 3 threads, 6 rounds",
+                "late at the barrier of all: 16 blocks",
+                "8 pairs, 4 rounds of 3 words",
+                "FAILED block 0 waited in vain for its partner in round 2 of 4",
+                "FAILED block 0 read 6 words that its partner had not written, as the worst of 16 of 16",
+                "one kernel: compiled in",
+            ],
+        ),
+        *[
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (
+                    "gpu_kernels:compare",
+                    ["table", 2],
+                    ["float32"],
+                    ["table on 2 devices: 111 programs, 0 failed", "111 captured"],
+                ),
+                ("gpu_kernels:compare", ["programs", 4], [], ["programs on 4 devices: 3 programs, 0 failed", "3 captured"]),
+                ("gpu_speed:small", [4], [], ["the slope of 2 to 4 in one graph", "one jitted all_reduce"]),
+            )
+        ],
+    ],
+)
 def test_collectives_on_the_fake_of_a_gpu(function, arguments, dtypes, words):
     """CuPy's fake, and simulated kernels: called, captured and replayed as on a GPU."""
     out = forked(f"from tests.gpu_check.gpu_check_simulation import main\nmain({function!r}, {arguments!r}, *{dtypes!r})")

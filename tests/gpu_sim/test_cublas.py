@@ -45,17 +45,36 @@ def wanted(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 SHAPES = [
-    ((3,), (3,)), ((3,), (3, 4)), ((2, 3), (3,)), ((2, 3), (3, 4)), ((1, 3), (3, 1)), ((2, 1), (1, 4)), ((1, 1), (1, 1)),
-    ((1,), (1,)), ((5, 2, 3), (3, 4)), ((5, 2, 3), (3,)), ((3,), (5, 3, 4)), ((2, 3), (5, 3, 4)), ((5, 2, 3), (5, 3, 4)),
-    ((5, 1, 2, 3), (1, 6, 3, 4)), ((5, 6, 2, 3), (6, 3, 4)), ((5, 6, 2, 3), (5, 1, 3, 4)), ((1, 2, 3), (5, 3, 4)),
-    ((5, 1, 3), (3, 4)), ((2, 2, 1, 1), (1, 1)), ((7, 1, 5, 2, 3), (7, 3, 1, 3, 4)),
-]  # fmt: skip
+    ((3,), (3,)),
+    ((3,), (3, 4)),
+    ((2, 3), (3,)),
+    ((2, 3), (3, 4)),
+    ((1, 3), (3, 1)),
+    ((2, 1), (1, 4)),
+    ((1, 1), (1, 1)),
+    ((1,), (1,)),
+    ((5, 2, 3), (3, 4)),
+    ((5, 2, 3), (3,)),
+    ((3,), (5, 3, 4)),
+    ((2, 3), (5, 3, 4)),
+    ((5, 2, 3), (5, 3, 4)),
+    ((5, 1, 2, 3), (1, 6, 3, 4)),
+    ((5, 6, 2, 3), (6, 3, 4)),
+    ((5, 6, 2, 3), (5, 1, 3, 4)),
+    ((1, 2, 3), (5, 3, 4)),
+    ((5, 1, 3), (3, 4)),
+    ((2, 2, 1, 1), (1, 1)),
+    ((7, 1, 5, 2, 3), (7, 3, 1, 3, 4)),
+]
 
 
-@in_groups(("shapes", "dtype"), [
-    pytest.param(shapes, dtype, id=f"{dtype}-{shapes}", marks=pytest.mark.slow if (i + j) % 2 else ())
-    for (i, shapes), (j, dtype) in itertools.product(enumerate(SHAPES), enumerate(DTYPES))
-])  # fmt: skip
+@in_groups(
+    ("shapes", "dtype"),
+    [
+        pytest.param(shapes, dtype, id=f"{dtype}-{shapes}", marks=pytest.mark.slow if (i + j) % 2 else ())
+        for (i, shapes), (j, dtype) in itertools.product(enumerate(SHAPES), enumerate(DTYPES))
+    ],
+)
 def test_shapes_and_dtypes(shapes, dtype):
     x, y = random(shapes[0], dtype), random(shapes[1], dtype, 1)
     expected = wanted(x, y)
@@ -72,27 +91,49 @@ def views(shape: tuple[int, ...], seed: int) -> list[np.ndarray]:
     *outer, rows, columns = shape
     make = lambda *s: random(s, np.float64, seed)
     found = [
-        make(*shape), make(*outer, columns, rows).swapaxes(-1, -2), make(*outer, rows, columns + 3)[..., 1:-2],
-        make(*outer, rows * 2, columns)[..., ::2, :], make(*outer, rows, columns * 2)[..., ::2],
-        make(*outer, columns + 1, rows + 2)[..., 1:, 1:-1].swapaxes(-1, -2), make(*shape)[..., ::-1, :],
-        make(*shape)[..., ::-1], np.broadcast_to(make(*outer, 1, columns), shape),
-        np.broadcast_to(make(*outer, rows, 1), shape), np.broadcast_to(make(rows, columns), shape),
+        make(*shape),
+        make(*outer, columns, rows).swapaxes(-1, -2),
+        make(*outer, rows, columns + 3)[..., 1:-2],
+        make(*outer, rows * 2, columns)[..., ::2, :],
+        make(*outer, rows, columns * 2)[..., ::2],
+        make(*outer, columns + 1, rows + 2)[..., 1:, 1:-1].swapaxes(-1, -2),
+        make(*shape)[..., ::-1, :],
+        make(*shape)[..., ::-1],
+        np.broadcast_to(make(*outer, 1, columns), shape),
+        np.broadcast_to(make(*outer, rows, 1), shape),
+        np.broadcast_to(make(rows, columns), shape),
         np.asfortranarray(make(*shape)),
-    ]  # fmt: skip
+    ]
     if outer:
         found += [make(rows, *outer, columns).transpose(*range(1, len(shape) - 1), 0, -1), make(*shape)[::-1]]
         found += [make(outer[0] * 2, *shape[1:])[::2], make(rows, columns, *outer).transpose(*range(2, len(shape)), 0, 1)]
     return found
 
 
-@pytest.mark.parametrize(("x", "y"), [
-    ((2, 3), (3, 4)), ((1, 3), (3, 4)), ((2, 3), (3, 1)), ((2, 1), (1, 3)), ((5, 2, 3), (3, 4)), ((5, 2, 3), (5, 3, 4)),
-    ((6, 5, 2, 3), (5, 3, 4)), ((5, 1, 3), (3, 1)), ((1, 2, 3), (5, 3, 4)), ((2, 3), (2, 5, 3, 4)),
-], ids=str)  # fmt: skip
-@pytest.mark.parametrize("every", [
-    pytest.param(5, id="some"), pytest.param(2, id="half", marks=pytest.mark.slow),
-    pytest.param(1, id="all", marks=pytest.mark.exhaustive),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [
+        ((2, 3), (3, 4)),
+        ((1, 3), (3, 4)),
+        ((2, 3), (3, 1)),
+        ((2, 1), (1, 3)),
+        ((5, 2, 3), (3, 4)),
+        ((5, 2, 3), (5, 3, 4)),
+        ((6, 5, 2, 3), (5, 3, 4)),
+        ((5, 1, 3), (3, 1)),
+        ((1, 2, 3), (5, 3, 4)),
+        ((2, 3), (2, 5, 3, 4)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "every",
+    [
+        pytest.param(5, id="some"),
+        pytest.param(2, id="half", marks=pytest.mark.slow),
+        pytest.param(1, id="all", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_views(x, y, every):
     for (i, a), (j, b) in itertools.product(enumerate(views(x, 0)), enumerate(views(y, 1))):
         if (i + j + len(x) + y[-1]) % every == 0:
@@ -111,14 +152,17 @@ def test_what_is_read_in_place(monkeypatch):
     x, g, stack = random((6, 3), np.float64), random((6, 4), np.float64), random((5, 6, 3), np.float64)
     w = random((3, 4), np.float64)
     for a, b, call in (
-        (x.T, g, (0, 1, 4, 3, 6, 4, 0, 3, 0, 1)), (g, w.T, (1, 0, 3, 6, 4, 4, 0, 4, 0, 1)),
-        (x[:, 1:], w[1:], (0, 0, 4, 6, 2, 4, 0, 3, 0, 1)), (x[::2], w, (0, 0, 4, 3, 3, 4, 0, 6, 0, 1)),
+        (x.T, g, (0, 1, 4, 3, 6, 4, 0, 3, 0, 1)),
+        (g, w.T, (1, 0, 3, 6, 4, 4, 0, 4, 0, 1)),
+        (x[:, 1:], w[1:], (0, 0, 4, 6, 2, 4, 0, 3, 0, 1)),
+        (x[::2], w, (0, 0, 4, 3, 3, 4, 0, 6, 0, 1)),
         (stack, w, (0, 0, 4, 30, 3, 4, 0, 3, 18, 1)),  # as one matrix of 30 rows
-        (stack[:, ::2], w, (0, 0, 4, 15, 3, 4, 0, 6, 18, 1)), (stack[:, 0], w, (0, 0, 4, 5, 3, 4, 0, 18, 0, 1)),
+        (stack[:, ::2], w, (0, 0, 4, 15, 3, 4, 0, 6, 18, 1)),
+        (stack[:, 0], w, (0, 0, 4, 5, 3, 4, 0, 18, 0, 1)),
         (stack.swapaxes(1, 2), g, (0, 1, 4, 3, 6, 4, 0, 3, 18, 5)),
         (stack.swapaxes(1, 2), random((5, 6, 4), np.float64), (0, 1, 4, 3, 6, 4, 24, 3, 18, 5)),
         (np.broadcast_to(x, (5, 6, 3)), random((5, 3, 4), np.float64), (0, 0, 4, 6, 3, 4, 12, 3, 0, 5)),
-    ):  # fmt: skip
+    ):
         found, calls = multiplied(a, b)
         np.testing.assert_array_equal(found, a @ b)
         assert calls == [call]
@@ -161,12 +205,38 @@ def test_which_library_is_taken_without_pathfinder(monkeypatch):
     assert opened == ["libcublas.so.12", "libcublas.so.13"]
 
 
-@in_groups("subscripts", [
-    "ij,jk->ik", "ij,jk->ki", "ij,kj->ik", "ji,jk->ik", "i,i->", "ij,ij->", "bij,bjk->bik", "bij,bjk->kbi", "ibj,kjb->bik",
-    "bhqd,bhkd->bhqk", "bqhd,bkhd->bhqk", "bhqk,bkhd->bqhd", "abc,cb->a", "abc,bca->", "ij,j->i", "j,ij->i", "ij,jk,kl->il",
-    "ij,jk,kl,lm->im", "bij,bjk,bkl->bil", "a,ab,b->", "ab,ac,ad->bcd", "ab,ab,ab->", "ij,kl,jl->ik", "i,j,ij->",
-    "a,b,c,abc->c", "ij,k,jk->i", ",ij,jk->ik",
-])  # fmt: skip
+@in_groups(
+    "subscripts",
+    [
+        "ij,jk->ik",
+        "ij,jk->ki",
+        "ij,kj->ik",
+        "ji,jk->ik",
+        "i,i->",
+        "ij,ij->",
+        "bij,bjk->bik",
+        "bij,bjk->kbi",
+        "ibj,kjb->bik",
+        "bhqd,bhkd->bhqk",
+        "bqhd,bkhd->bhqk",
+        "bhqk,bkhd->bqhd",
+        "abc,cb->a",
+        "abc,bca->",
+        "ij,j->i",
+        "j,ij->i",
+        "ij,jk,kl->il",
+        "ij,jk,kl,lm->im",
+        "bij,bjk,bkl->bil",
+        "a,ab,b->",
+        "ab,ac,ad->bcd",
+        "ab,ab,ab->",
+        "ij,kl,jl->ik",
+        "i,j,ij->",
+        "a,b,c,abc->c",
+        "ij,k,jk->i",
+        ",ij,jk->ik",
+    ],
+)
 def test_einsum(subscripts):
     sizes = dict(zip("abcdefghijklmq", (2, 3, 4, 5, 2, 3, 2, 2, 3, 4, 5, 2, 3, 6), strict=True))
     terms = subscripts.split("->")[0].split(",")

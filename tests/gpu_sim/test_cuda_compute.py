@@ -19,8 +19,11 @@ from tests.support.ranks.ranks import forked
 pytestmark = pytest.mark.filterwarnings("ignore:The 'generic' unit for NumPy timedelta:DeprecationWarning")
 SLOW = pytest.mark.slow
 FAST = [d for d in DTYPES if d.name in ("int8", "bfloat16", "complex64")]
-ARCHITECTURES = [pytest.param((8, 0), marks=SLOW, id="sm_80"), pytest.param((9, 0), id="sm_90"),
-                 pytest.param((10, 0), marks=SLOW, id="sm_100")]  # fmt: skip
+ARCHITECTURES = [
+    pytest.param((8, 0), marks=SLOW, id="sm_80"),
+    pytest.param((9, 0), id="sm_90"),
+    pytest.param((10, 0), marks=SLOW, id="sm_100"),
+]
 
 
 def accesses(kernel: Kernel, operation: str) -> set[str]:
@@ -70,16 +73,24 @@ def test_a_kernel_is_compiled_once_on_a_machine(monkeypatch, tmp_path):
     kernel = Kernel("function", b"machine\ncode", "", "")
     monkeypatch.setattr("funccoll.kernels.cuda_compute.compile_compute_kernel", lambda *what: asked.append(what) or kernel)
     float32, float64 = np.dtype(np.float32), np.dtype(np.float64)
-    calls = [("scatter_add", float32, (9, 0)), ("scatter_add", float32, (10, 0)), ("scatter_add", float64, (9, 0)),
-             ("random_words", None, (9, 0))]  # fmt: skip
+    calls = [
+        ("scatter_add", float32, (9, 0)),
+        ("scatter_add", float32, (10, 0)),
+        ("scatter_add", float64, (9, 0)),
+        ("random_words", None, (9, 0)),
+    ]
     for what in (*calls, *calls):
         assert load_compute_kernel(*what) == ("function", b"machine\ncode")
     assert asked == calls
 
 
-@pytest.mark.parametrize("seed", [
-    0, *(pytest.param(seed, marks=SLOW if seed < 3 else pytest.mark.exhaustive) for seed in range(1, 6)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "seed",
+    [
+        0,
+        *(pytest.param(seed, marks=SLOW if seed < 3 else pytest.mark.exhaustive) for seed in range(1, 6)),
+    ],
+)
 @pytest.mark.parametrize("case", ["random_words", "copy_blocks", "scatter_add", pytest.param("on_fake_cupy", marks=SLOW)])
 def test_the_simulator_gives_the_bits_of_numpy(case, seed):
     if case == "on_fake_cupy":

@@ -53,9 +53,15 @@ def check_stores(kernel: Kernel, *dtypes: np.dtype) -> None:
     assert stored == {8, 32, *(8 * np.empty(0, dtype).real.itemsize for dtype in dtypes)}
 
 
-@pytest.mark.parametrize("cc", [
-    pytest.param((8, 0), marks=SLOW), (9, 0), pytest.param((10, 0), marks=pytest.mark.exhaustive),
-], ids=["sm_80", "sm_90", "sm_100"])  # fmt: skip
+@pytest.mark.parametrize(
+    "cc",
+    [
+        pytest.param((8, 0), marks=SLOW),
+        (9, 0),
+        pytest.param((10, 0), marks=pytest.mark.exhaustive),
+    ],
+    ids=["sm_80", "sm_90", "sm_100"],
+)
 def test_the_kernel_is_assembled_without_spills(cc):
     kernel = compiled(TWO, cc, "gpu")
     check(kernel)
@@ -70,9 +76,13 @@ def synchronization(kernel: Kernel) -> list[str]:
     return re.findall(rf"\b(?:{kinds})\b[^\s;]*", kernel.ptx)
 
 
-@pytest.mark.parametrize(("combines", "scope"), [
-    pytest.param(TWO, "gpu", id="gpu"), pytest.param((), "sys", id="sys", marks=SLOW),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("combines", "scope"),
+    [
+        pytest.param(TWO, "gpu", id="gpu"),
+        pytest.param((), "sys", id="sys", marks=SLOW),
+    ],
+)
 def test_all_threads_share_one_loop_and_scopes_are_as_narrow_as_the_plan_allows(combines, scope):
     """Each barrier of the source stands once: none has been copied into a branch. The report is for the host, always."""
     kernel = compiled(combines, (9, 0), scope)
@@ -86,16 +96,22 @@ def test_all_threads_share_one_loop_and_scopes_are_as_narrow_as_the_plan_allows(
 
 
 SOME = {
-    "bool": ["xor", "max"], "int8": ["and", "or", "min", "prod"], "bfloat16": ["sum", "max", "mean"],
-    "float64": ["min", "prod"], "complex64": ["sum", "prod", "mean"],
-}  # fmt: skip
+    "bool": ["xor", "max"],
+    "int8": ["and", "or", "min", "prod"],
+    "bfloat16": ["sum", "max", "mean"],
+    "float64": ["min", "prod"],
+    "complex64": ["sum", "prod", "mean"],
+}
 """The other dtypes are compiled in the same ways: of these, each operation of each kind of number."""
 
 
-@pytest.mark.parametrize("combines", [
-    pytest.param({np.dtype(name): ops for name, ops in SOME.items()}, id="some", marks=SLOW),
-    *(pytest.param({d: operations(d)}, id=d.name, marks=pytest.mark.exhaustive) for d in map(np.dtype, SOME)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "combines",
+    [
+        pytest.param({np.dtype(name): ops for name, ops in SOME.items()}, id="some", marks=SLOW),
+        *(pytest.param({d: operations(d)}, id=d.name, marks=pytest.mark.exhaustive) for d in map(np.dtype, SOME)),
+    ],
+)
 def test_combines_are_assembled_without_spills(combines):
     """Where a product meets a sum, no fused instruction rounds them once."""
     kernel = compiled(tuple((op, dtype) for dtype, ops in combines.items() for op in ops), (9, 0), "gpu")
@@ -136,8 +152,12 @@ def test_the_compilers_are_found_in_a_toolkit(tmp_path):
     wheels = Path(sys.prefix, "lib", f"python3.{sys.version_info.minor}", "site-packages", "nvidia", "cu13", "lib")
     if not (wheels / "libnvvm.so.4").exists():
         pytest.skip("the packages of NVVM are not installed")
-    for folder, library in (("nvvm/lib64", "libnvvm.so.4"), ("lib64", "libnvJitLink.so.13"), ("lib64", "libnvrtc.so.13"),
-                            ("lib64", "libcudart.so.13")):  # fmt: skip
+    for folder, library in (
+        ("nvvm/lib64", "libnvvm.so.4"),
+        ("lib64", "libnvJitLink.so.13"),
+        ("lib64", "libnvrtc.so.13"),
+        ("lib64", "libcudart.so.13"),
+    ):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         (tmp_path / folder / library).symlink_to(wheels / library)
     script = """
@@ -170,9 +190,12 @@ def test_the_compilers_are_found_in_a_toolkit(tmp_path):
     """
     clean = {name: value for name, value in os.environ.items() if name not in ("CUDA_PATH", "CUDA_HOME", "CONDA_PREFIX")}
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)], capture_output=True, text=True, cwd=ROOT,
+        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
         env=clean,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     refused, _, found, compiles, mapped = done.stdout.splitlines()
     words = "NVVM and nvJitLink, and one is missing: libnvvm.so is neither installed with pip nor in a CUDA toolkit. pip"
@@ -197,9 +220,12 @@ def test_an_older_nvjitlink_that_was_loaded_first_assembles_our_kernels(older_nv
         print(code[:4] == b"\\x7fELF", log)
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), older_nvjitlink], capture_output=True, text=True, cwd=ROOT,
+        [sys.executable, "-c", textwrap.dedent(script), older_nvjitlink],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
         input=compiled(TWO, (9, 0), "gpu").ptx,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("True") and "0 bytes spill stores, 0 bytes spill loads" in done.stdout
 
@@ -227,8 +253,10 @@ def test_threads_compile_one_after_another():
         return nothing
 
     found = []
-    threads = [threading.Thread(target=lambda t=t, cc=cc: found.append(compile_template(t, 1, cc)))
-               for t, cc in ((first, (9, 0)), (second, (10, 0)))]  # fmt: skip
+    threads = [
+        threading.Thread(target=lambda t=t, cc=cc: found.append(compile_template(t, 1, cc)))
+        for t, cc in ((first, (9, 0)), (second, (10, 0)))
+    ]
     threads[0].start()
     assert first_is_in.wait(60)
     threads[1].start()
@@ -289,32 +317,60 @@ def test_a_block_that_begins_after_another_has_ended_early_executes_nothing():
     assert gpu.launches and (np.asarray(y.shards[0]).view(np.uint8) == 0xA5).all()  # as it was allocated
 
 
-@pytest.mark.parametrize("case", [
-    "collectives 2 9",
-    *[pytest.param(case, marks=SLOW) for case in (
-        "fewest 2 2 bfloat16 complex64", "fewest 3 3 float32 int32", "forced 3 6", "nans 2 8", "staged 2 10",
-    )],
-    *[pytest.param(case, marks=pytest.mark.exhaustive) for case in (
-        "table 2 2 bfloat16 complex64", "table 3 3 float32", "table 2 1 int32", "programs 4 7",
-    )],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "case",
+    [
+        "collectives 2 9",
+        *[
+            pytest.param(case, marks=SLOW)
+            for case in (
+                "fewest 2 2 bfloat16 complex64",
+                "fewest 3 3 float32 int32",
+                "forced 3 6",
+                "nans 2 8",
+                "staged 2 10",
+            )
+        ],
+        *[
+            pytest.param(case, marks=pytest.mark.exhaustive)
+            for case in (
+                "table 2 2 bfloat16 complex64",
+                "table 3 3 float32",
+                "table 2 1 int32",
+                "programs 4 7",
+            )
+        ],
+    ],
+)
 def test_the_simulator_gives_the_bits_of_the_cpu(case):
     name, n, seed, *dtypes = case.split()
     run_case(name, int(n), Simulated(SimulatedGpu(int(seed))), *dtypes)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [
-    "fewest 2 2 float32", "collectives 2 9", "programs 4 7",
-    *[pytest.param(case, marks=pytest.mark.exhaustive) for case in ("table 2 2 float32", "programs 2 1")],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "case",
+    [
+        "fewest 2 2 float32",
+        "collectives 2 9",
+        "programs 4 7",
+        *[pytest.param(case, marks=pytest.mark.exhaustive) for case in ("table 2 2 float32", "programs 2 1")],
+    ],
+)
 def test_programs_through_cupy_and_their_graphs_give_the_bits_of_the_cpu(case):
     name, n, seed, *dtypes = case.split()
     forked(f"from tests.support.fakes import gpu_simulation\ngpu_simulation.main({name!r}, {n}, {seed}, *{dtypes})")
 
-@pytest.mark.parametrize(("kind", "algorithm", "left"), [
-    ("all_reduce", "one_shot", 0), ("all_reduce", "ring", 5), ("all_gather", "ring", 2), ("all_to_all", None, 0),
-])  # fmt: skip
+
+@pytest.mark.parametrize(
+    ("kind", "algorithm", "left"),
+    [
+        ("all_reduce", "one_shot", 0),
+        ("all_reduce", "ring", 5),
+        ("all_gather", "ring", 2),
+        ("all_to_all", None, 0),
+    ],
+)
 def test_devices_of_one_launch_wait_for_what_others_write_alone(kind, algorithm, left, monkeypatch):
     """All have entered when it begins, and what comes after it begins when all have left."""
     plans, build = [], virtual_devices.build_launch_plan

@@ -156,11 +156,20 @@ def one() -> Any:
 
 
 MEMORY = {
-    "load": load, "load_element": load_element, "store_element": store_element, "load_lanes": load_lanes,
-    "load_vector": load_vector, "store_lanes": store_lanes, "map_lanes": map_lanes, "zip_lanes": zip_lanes,
+    "load": load,
+    "load_element": load_element,
+    "store_element": store_element,
+    "load_lanes": load_lanes,
+    "load_vector": load_vector,
+    "store_lanes": store_lanes,
+    "map_lanes": map_lanes,
+    "zip_lanes": zip_lanes,
     "multiply_high": multiply_high,
-    "thread_number": zero, "block_number": zero, "thread_count": one, "block_count": one,
-}  # fmt: skip
+    "thread_number": zero,
+    "block_number": zero,
+    "thread_count": one,
+    "block_count": one,
+}
 OPERATIONS = Operations(CPU, MEMORY)
 EACH = pytest.mark.parametrize("dtype", [pytest.param(d, id=d.name, marks=() if d == np.int8 else SLOW) for d in DTYPES])
 
@@ -176,11 +185,14 @@ def aligned(count: int, nbytes: int, offset: int) -> tuple[np.ndarray, np.ndarra
     return memory, np.array([-row.ctypes.data % 16 + offset for row in memory])
 
 
-@pytest.mark.parametrize(("dtype", "ops"), [
-    pytest.param(np.dtype(np.int8), ["sum"], id="int8 sum"),
-    *(pytest.param(d, some_operations(d), id=f"{d.name} some", marks=SLOW) for d in DTYPES),
-    *(pytest.param(d, operations(d), id=f"{d.name} all", marks=pytest.mark.exhaustive) for d in DTYPES),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dtype", "ops"),
+    [
+        pytest.param(np.dtype(np.int8), ["sum"], id="int8 sum"),
+        *(pytest.param(d, some_operations(d), id=f"{d.name} some", marks=SLOW) for d in DTYPES),
+        *(pytest.param(d, operations(d), id=f"{d.name} all", marks=pytest.mark.exhaustive) for d in DTYPES),
+    ],
+)
 def test_combines_have_the_bits_of_the_fold(dtype, ops):
     """In vectors, and element by element where an address does not allow them."""
     rng, UNALIGNED[:] = np.random.default_rng(0), 0

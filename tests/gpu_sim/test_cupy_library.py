@@ -107,11 +107,15 @@ def test_unary_ufuncs_on_every_dtype(ufunc: np.ufunc) -> None:
 
 
 @in_groups("ufunc", UFUNCS_OF_TWO)
-@pytest.mark.parametrize(("dtypes", "share"), [
-    pytest.param(FEW_DTYPES, 3, id="few"), pytest.param(FEW_DTYPES, 1, id="all of few", marks=pytest.mark.slow),
-    pytest.param(OTHER_DTYPES, 1, id="others", marks=pytest.mark.slow),
-    pytest.param(ALL_DTYPES, 1, id="all", marks=pytest.mark.exhaustive),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dtypes", "share"),
+    [
+        pytest.param(FEW_DTYPES, 3, id="few"),
+        pytest.param(FEW_DTYPES, 1, id="all of few", marks=pytest.mark.slow),
+        pytest.param(OTHER_DTYPES, 1, id="others", marks=pytest.mark.slow),
+        pytest.param(ALL_DTYPES, 1, id="all", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_binary_ufuncs_on_every_pair_of_dtypes(ufunc: np.ufunc, dtypes: list[np.dtype], share: int) -> None:
     """In one program: arrays of all pairs of some dtypes, and scalars, which are literals, on either side.
 
@@ -233,13 +237,28 @@ def test_updates_where_positions_repeat(dtype: np.dtype) -> None:
 def _recipes() -> list[Callable[[np.ndarray], Any]]:
     """Indices of an array of shape (3, 4, 5), with NumPy's rules for the places of dimensions."""
     return [
-        lambda i: i, lambda i: (i, slice(None)), lambda i: (slice(None), i), lambda i: (slice(None), slice(None), i),
-        lambda i: (i, slice(1, 3)), lambda i: (i, 0), lambda i: (0, slice(None), i), lambda i: (i, slice(None), i),
-        lambda i: (i, i), lambda i: (i, i, i), lambda i: (None, i, slice(None), None), lambda i: (i, None, i),
-        lambda i: (i, slice(None), slice(4, None, -2)), lambda i: (Ellipsis, i), lambda i: (i.reshape(2, 3), slice(0, 4, 2)),
-        lambda i: (i[:0], i[:0]), lambda i: (i[:1], i), lambda i: (slice(0, 3, 1), i, slice(0, 5)),
-        lambda i: (slice(2, 0, -1), 1), lambda i: (i[0], i), lambda i: i[0],
-    ]  # fmt: skip
+        lambda i: i,
+        lambda i: (i, slice(None)),
+        lambda i: (slice(None), i),
+        lambda i: (slice(None), slice(None), i),
+        lambda i: (i, slice(1, 3)),
+        lambda i: (i, 0),
+        lambda i: (0, slice(None), i),
+        lambda i: (i, slice(None), i),
+        lambda i: (i, i),
+        lambda i: (i, i, i),
+        lambda i: (None, i, slice(None), None),
+        lambda i: (i, None, i),
+        lambda i: (i, slice(None), slice(4, None, -2)),
+        lambda i: (Ellipsis, i),
+        lambda i: (i.reshape(2, 3), slice(0, 4, 2)),
+        lambda i: (i[:0], i[:0]),
+        lambda i: (i[:1], i),
+        lambda i: (slice(0, 3, 1), i, slice(0, 5)),
+        lambda i: (slice(2, 0, -1), 1),
+        lambda i: (i[0], i),
+        lambda i: i[0],
+    ]
 
 
 @in_groups("number", range(len(_recipes())))

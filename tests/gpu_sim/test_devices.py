@@ -34,12 +34,15 @@ def runtime(driver: int, built: int, count: int | None) -> SimpleNamespace:
     return SimpleNamespace(cuda=SimpleNamespace(runtime=SimpleNamespace(**calls, CUDARuntimeError=CudaError)))
 
 
-@pytest.mark.parametrize(("machine", "words"), [
-    ((0, 13020, 0), "no NVIDIA driver"),
-    ((12040, 13020, 1), r"driver is for CUDA 12\.4 and CuPy is built for CUDA 13\.2: pip install 'funccoll\[cuda12\]'"),
-    ((13000, 13020, 0), "no GPU: run where there is one"),
-    ((13000, 13020, None), "cudaErrorSystemDriverMismatch; nvidia-smi"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("machine", "words"),
+    [
+        ((0, 13020, 0), "no NVIDIA driver"),
+        ((12040, 13020, 1), r"driver is for CUDA 12\.4 and CuPy is built for CUDA 13\.2: pip install 'funccoll\[cuda12\]'"),
+        ((13000, 13020, 0), "no GPU: run where there is one"),
+        ((13000, 13020, None), "cudaErrorSystemDriverMismatch; nvidia-smi"),
+    ],
+)
 def test_what_is_missing_is_one_sentence(machine, words, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(AssertionError, match=words):
@@ -52,9 +55,15 @@ def test_hidden_gpus_are_named(monkeypatch):
     assert missing(runtime(13000, 13020, 1)) is None and missing(runtime(13000, 12090, 8)) is None
 
 
-@pytest.mark.parametrize(("current", "count", "rank", "wanted"), [
-    (0, 1, 3, 0), (0, 8, 3, 3), (0, 2, 3, 1), (5, 8, 3, 5),  # a program that has chosen a GPU keeps it
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("current", "count", "rank", "wanted"),
+    [
+        (0, 1, 3, 0),
+        (0, 8, 3, 3),
+        (0, 2, 3, 1),
+        (5, 8, 3, 5),  # a program that has chosen a GPU keeps it
+    ],
+)
 def test_each_rank_of_a_job_has_a_gpu_of_its_own(current, count, rank, wanted):
     used = []
     device = lambda number=None: SimpleNamespace(id=current if number is None else number, use=lambda: used.append(number))
@@ -63,10 +72,14 @@ def test_each_rank_of_a_job_has_a_gpu_of_its_own(current, count, rank, wanted):
     assert use_own(cupy, rank) == wanted and used == [wanted]
 
 
-@pytest.mark.parametrize("ask", [
-    lambda mesh: fc.make_mesh({"d": 2}, device="cuda"), lambda mesh: fc.device_put(np.ones(2), mesh, device="cuda"),
-    lambda mesh: fc.from_local([np.ones(2)] * 2, mesh, P("d"), device="cuda"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda mesh: fc.make_mesh({"d": 2}, device="cuda"),
+        lambda mesh: fc.device_put(np.ones(2), mesh, device="cuda"),
+        lambda mesh: fc.from_local([np.ones(2)] * 2, mesh, P("d"), device="cuda"),
+    ],
+)
 def test_without_cupy_the_error_says_what_to_install(ask, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(DeviceError, match=r"needs CuPy, which is not installed: pip install 'funccoll\[cuda13\]'"):

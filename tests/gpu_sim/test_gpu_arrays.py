@@ -204,9 +204,11 @@ def test_a_program_of_one_large_collective_is_launched_and_no_graph(monkeypatch)
     mesh, found = fc.make_mesh({"d": 2}, device="cuda"), []
     monkeypatch.setattr(virtual_devices, "LAUNCHED_BYTES", 8 * 12)
     for step, x in (
-        (lambda x: fc.all_reduce(x, "d"), np.zeros((4, 3))), (lambda x: fc.all_reduce(x, "d"), np.zeros((4, 2))),
-        (lambda x: fc.all_reduce(x, "d") + 1, np.zeros((4, 3))), (lambda x: x + 1, np.zeros((4, 3))),
-    ):  # fmt: skip
+        (lambda x: fc.all_reduce(x, "d"), np.zeros((4, 3))),
+        (lambda x: fc.all_reduce(x, "d"), np.zeros((4, 2))),
+        (lambda x: fc.all_reduce(x, "d") + 1, np.zeros((4, 3))),
+        (lambda x: x + 1, np.zeros((4, 3))),
+    ):
         compiled = fc.jit(step, mesh=mesh, in_specs=P("d"), out_specs=fc.AUTO).lower(x).compile()
         found.append(compiled.execution.partition(";")[0])
     assert found == ["one launch", *["kernel by kernel"] * 3]

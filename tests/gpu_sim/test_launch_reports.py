@@ -26,9 +26,14 @@ class HostGpu:
         return array.ctypes.data
 
 
-@pytest.mark.parametrize(("launch", "block", "peer", "status"), [
-    (0, 0, 0, FAILED), (2, 3, 1, WAITING), (1, 65535, 65535, WAITING),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("launch", "block", "peer", "status"),
+    [
+        (0, 0, 0, FAILED),
+        (2, 3, 1, WAITING),
+        (1, 65535, 65535, WAITING),
+    ],
+)
 def test_a_report_is_read_as_it_was_written(launch, block, peer, status):
     reports = LaunchReports(HostGpu())
     launches = [LaunchedName(f"launch {i}", None, 1 << 16) for i in range(3)]
@@ -39,10 +44,13 @@ def test_a_report_is_read_as_it_was_written(launch, block, peer, status):
     assert found == (launches[launch], block, status, peer) and found.waited == (status == WAITING)
 
 
-@pytest.mark.parametrize(("case", "kind", "words"), [
-    ("absent", "CollectiveTimeout", "block 0 of 2 waited 600 s for device 1"),
-    ("word", "FunccollError", "block [01] of 2 was stopped by the failure word"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("case", "kind", "words"),
+    [
+        ("absent", "CollectiveTimeout", "block 0 of 2 waited 600 s for device 1"),
+        ("word", "FunccollError", "block [01] of 2 was stopped by the failure word"),
+    ],
+)
 def test_a_launch_that_ends_in_the_middle(case, kind, words):
     well, quiet, error, *later = told(case)
     assert (well, quiet) == ("nothing [2.0, 4.0]", "nothing")

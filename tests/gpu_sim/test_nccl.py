@@ -30,8 +30,18 @@ from tests.support.fakes import fake_nccl
 from tests.support.ranks.ranks import Ranks
 
 SCRIPT = "from tests.support.cases import nccl_cases\nnccl_cases.install({native})\nnccl_cases.{call}\n"
-NATIVE = {"NcclCommunicator", "allGather", "allReduce", "broadcast", "destroy", "groupStart", "recv", "reduce", "reduceScatter",
-          "send"}  # fmt: skip
+NATIVE = {
+    "NcclCommunicator",
+    "allGather",
+    "allReduce",
+    "broadcast",
+    "destroy",
+    "groupStart",
+    "recv",
+    "reduce",
+    "reduceScatter",
+    "send",
+}
 ROUNDS = {"NcclCommunicator", "destroy", "groupStart", "recv", "send"}
 
 
@@ -45,21 +55,35 @@ def start(count: int, call: str, native: bool = True, **environment: str) -> Ran
 QUICK = [("half of fewest", 2, True)]
 DEEP = [
     ("fewest", 2, True),
-    ("fewest of all dtypes", 3, True), ("fewest", 3, False), ("staged", 2, True), ("programs", 4, True), ("forced", 3, False),
-    ("nans", 2, False), ("memory orders", 2, True), ("memory orders", 2, False),
-]  # fmt: skip
+    ("fewest of all dtypes", 3, True),
+    ("fewest", 3, False),
+    ("staged", 2, True),
+    ("programs", 4, True),
+    ("forced", 3, False),
+    ("nans", 2, False),
+    ("memory orders", 2, True),
+    ("memory orders", 2, False),
+]
 
 
 WHOLE = [
-    ("whole table", 3, True), ("table", 2, True), ("table", 3, False), ("table", 4, True), ("fewest", 4, True),
+    ("whole table", 3, True),
+    ("table", 2, True),
+    ("table", 3, False),
+    ("table", 4, True),
+    ("fewest", 4, True),
     ("collectives", 4, True),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("name", "count", "native"), [
-    *QUICK, *(pytest.param(*c, marks=pytest.mark.slow) for c in DEEP),
-    *(pytest.param(*c, marks=pytest.mark.exhaustive) for c in WHOLE),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "count", "native"),
+    [
+        *QUICK,
+        *(pytest.param(*c, marks=pytest.mark.slow) for c in DEEP),
+        *(pytest.param(*c, marks=pytest.mark.exhaustive) for c in WHOLE),
+    ],
+)
 def test_programs_over_nccl(name, count, native, tmp_path, monkeypatch):
     """Bits of virtual devices, but for the native sums of 16-bit floats from three ranks on."""
     monkeypatch.setattr(process_cases, "combine_address", lambda op, dtype: None)  # no kernel combines here
@@ -103,9 +127,16 @@ def test_what_nccl_does_itself():
         assert not is_native("all_reduce", op, np.dtype(dtype), "nccl")
 
 
-@pytest.mark.parametrize(("shape", "dim", "concat_dim"), [
-    ((4, 6), 0, 1), ((4, 6), 1, 0), ((2, 4, 6), 1, 2), ((2, 4, 6), 2, 0), ((4, 0), 0, 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shape", "dim", "concat_dim"),
+    [
+        ((4, 6), 0, 1),
+        ((4, 6), 1, 0),
+        ((2, 4, 6), 1, 2),
+        ((2, 4, 6), 2, 0),
+        ((4, 0), 0, 1),
+    ],
+)
 def test_flat_memory_has_the_blocks_in_a_row(shape, dim, concat_dim):
     x = np.arange(np.prod(shape)).reshape(shape)
     collective = build("all_to_all", 2).collective
@@ -120,13 +151,19 @@ def test_flat_memory_has_the_blocks_in_a_row(shape, dim, concat_dim):
 # ---------------------------------------------------------------- failures
 
 
-@pytest.mark.parametrize(("what", "words"), [
-    ("kill", r"PeerFailure.*rank 1 died without a word.*Rank \d was in the agreement to all_reduce among"),
-    ("raise", "PeerFailure.*rank 1 raised ValueError: rank 1 has had enough.*Traceback"),
-    ("leave", "PeerFailure.*rank 1 left the job"),
-    ("mismatch", r"ProgramMismatch: ranks 1 and 0 entered .* differ in op\.\s+rank 1: all_reduce on 2 ranks \(max\) of f64"),
-    ("sleep", "CollectiveTimeout: rank 0 waited [1-9].* in the agreement to all_reduce .* for rank 1.*rank 1 has finish"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("kill", r"PeerFailure.*rank 1 died without a word.*Rank \d was in the agreement to all_reduce among"),
+        ("raise", "PeerFailure.*rank 1 raised ValueError: rank 1 has had enough.*Traceback"),
+        ("leave", "PeerFailure.*rank 1 left the job"),
+        (
+            "mismatch",
+            r"ProgramMismatch: ranks 1 and 0 entered .* differ in op\.\s+rank 1: all_reduce on 2 ranks \(max\) of f64",
+        ),
+        ("sleep", "CollectiveTimeout: rank 0 waited [1-9].* in the agreement to all_reduce .* for rank 1.*rank 1 has finish"),
+    ],
+)
 def test_a_rank_is_told_before_anything_is_enqueued(what, words):
     with start(2, f"before({what!r})") as ranks:
         code, printed, err = ranks.end(0)
@@ -138,13 +175,16 @@ def test_a_rank_is_told_before_anything_is_enqueued(what, words):
         assert printed[-1] == "abort"
 
 
-@pytest.mark.parametrize(("what", "words"), [
-    ("kill", r"PeerFailure: rank 1 died without a word.* Rank \d was in all_reduce among ranks \[0, 1\] \(nccl_cases"),
-    ("raise", r"PeerFailure: rank 1 raised ValueError: rank 1 has had enough. Rank \d was in all_reduce"),
-    ("late", r"CollectiveTimeout: rank 0 waited 0\.\d s for its GPU to finish all_reduce among ranks \[0, 1\]"),
-    ("error", r"FunccollError: NCCL failed in all_reduce among .*: NCCL_ERROR_REMOTE_ERROR"),
-    ("fault", r"FunccollError: the GPU failed in all_reduce among .*: cudaErrorIllegalAddress: an illegal memory access"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("kill", r"PeerFailure: rank 1 died without a word.* Rank \d was in all_reduce among ranks \[0, 1\] \(nccl_cases"),
+        ("raise", r"PeerFailure: rank 1 raised ValueError: rank 1 has had enough. Rank \d was in all_reduce"),
+        ("late", r"CollectiveTimeout: rank 0 waited 0\.\d s for its GPU to finish all_reduce among ranks \[0, 1\]"),
+        ("error", r"FunccollError: NCCL failed in all_reduce among .*: NCCL_ERROR_REMOTE_ERROR"),
+        ("fault", r"FunccollError: the GPU failed in all_reduce among .*: cudaErrorIllegalAddress: an illegal memory access"),
+    ],
+)
 def test_a_rank_is_told_of_what_the_gpu_waits_for(what, words):
     with start(2, f"after_the_agreement({what!r})") as ranks:
         assert ranks.line(0) == "enqueued"

@@ -41,15 +41,30 @@ def run(count: int, *arguments: str) -> list[str]:
     return ["\n".join(printed) for _, printed, _ in ended]
 
 
-@pytest.mark.parametrize(("count", "case"), [
-    (2, "half 1 int8"),
-    *(pytest.param(*each, marks=SLOW) for each in (
-        (2, "fewest 1 int8"), (2, "fewest 2 float32 bfloat16 complex64"), (3, "forced 6"), (2, "staged 9"),
-    )),
-    *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in (
-        (2, "table 1 float32"), (2, "table 2 bfloat16 complex64"), (3, "collectives 8"), (4, "programs 7"),
-    )),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("count", "case"),
+    [
+        (2, "half 1 int8"),
+        *(
+            pytest.param(*each, marks=SLOW)
+            for each in (
+                (2, "fewest 1 int8"),
+                (2, "fewest 2 float32 bfloat16 complex64"),
+                (3, "forced 6"),
+                (2, "staged 9"),
+            )
+        ),
+        *(
+            pytest.param(*each, marks=pytest.mark.exhaustive)
+            for each in (
+                (2, "table 1 float32"),
+                (2, "table 2 bfloat16 complex64"),
+                (3, "collectives 8"),
+                (4, "programs 7"),
+            )
+        ),
+    ],
+)
 def test_processes_have_the_bits_of_virtual_devices(count, case):
     for out in run(count, *case.split()):
         programs, steps, waited = map(int, re.findall(r"(\d+) (?:\w+,|of them)", out))
@@ -102,13 +117,16 @@ def test_a_gpu_that_fails_because_a_peer_died_says_so():
 LATER = "PeerFailure: an earlier failure ended all collectives of this job, and no later one can be trusted"
 
 
-@pytest.mark.parametrize(("case", "rank", "kind", "words"), [
-    ("mismatch", 0, "ProgramMismatch", r"differ in op\.\s+rank 1: all_reduce on 2 ranks \(max\) of f64, shape \[4\]"),
-    ("mismatch", 1, "ProgramMismatch", r"differ in op\.\s+rank 0: all_reduce on 2 ranks \(sum\) of f64"),
-    ("raise", 1, "ValueError", "rank 1 has had enough"),
-    ("memory", 0, "PeerFailure", "rank 1 raised MemoryError: the GPU is full"),
-    ("memory", 1, "MemoryError", "the GPU is full"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("case", "rank", "kind", "words"),
+    [
+        ("mismatch", 0, "ProgramMismatch", r"differ in op\.\s+rank 1: all_reduce on 2 ranks \(max\) of f64, shape \[4\]"),
+        ("mismatch", 1, "ProgramMismatch", r"differ in op\.\s+rank 0: all_reduce on 2 ranks \(sum\) of f64"),
+        ("raise", 1, "ValueError", "rank 1 has had enough"),
+        ("memory", 0, "PeerFailure", "rank 1 raised MemoryError: the GPU is full"),
+        ("memory", 1, "MemoryError", "the GPU is full"),
+    ],
+)
 def test_what_a_rank_is_told_before_its_launch(told, case, rank, kind, words):
     call, stream, *later = told[case, rank]
     assert re.match(f"{kind}: .*{words}", call, re.DOTALL), call
@@ -119,13 +137,20 @@ def test_what_a_rank_is_told_before_its_launch(told, case, rank, kind, words):
 IN = r"Rank \d was in all_reduce among ranks \[0, 1\] \(peer_simulation.py:\d+ .*has finished the agreement to all_reduce over"
 
 
-@pytest.mark.parametrize(("case", "rank", "words"), [
-    ("kill", 0, f"PeerFailure: rank 1 died without a word.*{IN}"),
-    ("raise", 0, f"PeerFailure: rank 1 raised ValueError: rank 1 has had enough.*{IN}.*cause:.*Traceback"),
-    ("sleep", 0, r"CollectiveTimeout: rank 0 waited 600.0 s in all_reduce among ranks \[0, 1\] \(peer_simulation.py:\d+ .*"
-                 r"for rank 1.*rank 1 is now at"),
-    ("sleep", 1, f"PeerFailure: rank 0 raised funccoll.errors.CollectiveTimeout: rank 0 waited 600.0 s.*{IN}"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("case", "rank", "words"),
+    [
+        ("kill", 0, f"PeerFailure: rank 1 died without a word.*{IN}"),
+        ("raise", 0, f"PeerFailure: rank 1 raised ValueError: rank 1 has had enough.*{IN}.*cause:.*Traceback"),
+        (
+            "sleep",
+            0,
+            r"CollectiveTimeout: rank 0 waited 600.0 s in all_reduce among ranks \[0, 1\] \(peer_simulation.py:\d+ .*"
+            r"for rank 1.*rank 1 is now at",
+        ),
+        ("sleep", 1, f"PeerFailure: rank 0 raised funccoll.errors.CollectiveTimeout: rank 0 waited 600.0 s.*{IN}"),
+    ],
+)
 def test_what_a_rank_is_told_in_the_middle_of_a_launch(told, case, rank, words):
     call, stream, *later = told[case, rank]
     assert call == "nothing"  # a launch is asynchronous
@@ -367,13 +392,16 @@ class FailureDetector:
         self.told.append(text.splitlines()[-1])
 
 
-@pytest.mark.parametrize(("comes", "failure", "error", "wanted"), [
-    (2, None, None, ["wait", 1, "unmap", 2, "free"]),
-    (1, None, None, ["wait", 1, "unmap", 2]),
-    (0, Failure(1, "died"), None, ["wait", 1, "unmap", 2, "free"]),
-    (0, Failure(1, "raised", "it"), None, ["wait", 1, "unmap", 2]),
-    (2, None, CudaError("it is lost"), ["wait", f"{__name__}.CudaError: it is lost", 1, "unmap", 2, "free"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("comes", "failure", "error", "wanted"),
+    [
+        (2, None, None, ["wait", 1, "unmap", 2, "free"]),
+        (1, None, None, ["wait", 1, "unmap", 2]),
+        (0, Failure(1, "died"), None, ["wait", 1, "unmap", 2, "free"]),
+        (0, Failure(1, "raised", "it"), None, ["wait", 1, "unmap", 2]),
+        (2, None, CudaError("it is lost"), ["wait", f"{__name__}.CudaError: it is lost", 1, "unmap", 2, "free"]),
+    ],
+)
 def test_the_end_of_peers(comes, failure, error, wanted, monkeypatch, caplog):
     told = []
     monkeypatch.setattr(peer_shutdown, "_GRACE_S", 0.01)
@@ -398,11 +426,18 @@ def test_host_memory_of_cupy(gpu):
     words[1] = 5
 
 
-@pytest.mark.parametrize(("refused", "kind", "words"), [
-    ("malloc", MemoryError, "not enough memory for a segment of 1000 bytes: malloc: refused"),
-    ("ipcGetMemHandle", MeshError, r"cannot be shared with other processes \(cudaIpcGetMemHandle: .*refuse CUDA IPC"),
-    ("ipcOpenMemHandle", MeshError, r"memory of another rank's GPU cannot be mapped here \(cudaIpcOpenMemHandle: .*must reach"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("refused", "kind", "words"),
+    [
+        ("malloc", MemoryError, "not enough memory for a segment of 1000 bytes: malloc: refused"),
+        ("ipcGetMemHandle", MeshError, r"cannot be shared with other processes \(cudaIpcGetMemHandle: .*refuse CUDA IPC"),
+        (
+            "ipcOpenMemHandle",
+            MeshError,
+            r"memory of another rank's GPU cannot be mapped here \(cudaIpcOpenMemHandle: .*must reach",
+        ),
+    ],
+)
 def test_what_cupy_refuses(gpu, refused, kind, words):
     gpu, runtime = gpu
     runtime.refuses = {refused}

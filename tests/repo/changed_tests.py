@@ -189,8 +189,10 @@ class Chooser:
         if outside:
             names = set().union(*(old_binds.get(s, set()) | new_binds.get(s, set()) for s in outside))
             users = {test for where, function in self._users(path, names) for test in self.of_function(where, function)[1]}
-            choice.add(f"{path}: statements outside of functions, by its module and what uses their names",
-                       self.of_module(path) | users)  # fmt: skip
+            choice.add(
+                f"{path}: statements outside of functions, by its module and what uses their names",
+                self.of_module(path) | users,
+            )
 
     def _in(self, folder: str) -> list[str]:
         return [f for f in self.files if f.startswith(folder)]

@@ -13,15 +13,31 @@ from itertools import accumulate, pairwise
 from pathlib import Path, PurePath
 
 COMPARISONS = {
-    ast.Lt: ("<", "<=", ">"), ast.LtE: ("<=", "<", ">="), ast.Gt: (">", ">=", "<"), ast.GtE: (">=", ">", "<="),
-    ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is"),
-    ast.In: ("in", "not in"), ast.NotIn: ("not in", "in"),
-}  # fmt: skip
+    ast.Lt: ("<", "<=", ">"),
+    ast.LtE: ("<=", "<", ">="),
+    ast.Gt: (">", ">=", "<"),
+    ast.GtE: (">=", ">", "<="),
+    ast.Eq: ("==", "!="),
+    ast.NotEq: ("!=", "=="),
+    ast.Is: ("is", "is not"),
+    ast.IsNot: ("is not", "is"),
+    ast.In: ("in", "not in"),
+    ast.NotIn: ("not in", "in"),
+}
 ARITHMETIC = {
-    ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "+", "//"), ast.Div: ("/", "*"), ast.FloorDiv: ("//", "*", "%"),
-    ast.Mod: ("%", "//"), ast.Pow: ("**", "*"), ast.LShift: ("<<", ">>"), ast.RShift: (">>", "<<"),
-    ast.BitAnd: ("&", "|"), ast.BitOr: ("|", "&"), ast.BitXor: ("^", "|"),
-}  # fmt: skip
+    ast.Add: ("+", "-"),
+    ast.Sub: ("-", "+"),
+    ast.Mult: ("*", "+", "//"),
+    ast.Div: ("/", "*"),
+    ast.FloorDiv: ("//", "*", "%"),
+    ast.Mod: ("%", "//"),
+    ast.Pow: ("**", "*"),
+    ast.LShift: ("<<", ">>"),
+    ast.RShift: (">>", "<<"),
+    ast.BitAnd: ("&", "|"),
+    ast.BitOr: ("|", "&"),
+    ast.BitXor: ("^", "|"),
+}
 SWAPS_SAY_NOTHING = {"max", "min", "isinstance", "issubclass", "hasattr", "getattr"}  # the same, or an error at once
 TEXTS = {"__repr__", "__str__", "__format__", "_repr_html_"}  # functions that only say something
 

@@ -64,10 +64,15 @@ class Copy:
         environment |= {"TMPDIR": f"{folder}/tmp", "PATH": f"{python.parent}:{os.environ['PATH']}", "OPENBLAS_NUM_THREADS": "1"}
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
-                [str(python), *arguments], cwd=folder / "tree", env=environment, start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.DEVNULL,
+                [str(python), *arguments],
+                cwd=folder / "tree",
+                env=environment,
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.DEVNULL,
                 preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY)),
-            )  # fmt: skip
+            )
         size, heard = 0, time.monotonic()
         try:
             while time.monotonic() < heard + self.limit:

@@ -9,10 +9,21 @@ import pytest
 from tests.support.benchmark_records import RESULTS, ROOT, recorded
 
 
-@pytest.mark.parametrize("name", [
-    "speed", "speed:language", "schedules", "speed:host", "speed:mpi", "speed:training", "speed:torch", "speed:hooks",
-    "speed:calibration", "speed:network",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "speed",
+        "speed:language",
+        "schedules",
+        "speed:host",
+        "speed:mpi",
+        "speed:training",
+        "speed:torch",
+        "speed:hooks",
+        "speed:calibration",
+        "speed:network",
+    ],
+)
 def test_the_readmes_tables_are_the_recorded_ones(readme_table, name):
     text = (ROOT / "README.md").read_text()
     begin, end = readme_table["marks"](name)

@@ -45,15 +45,27 @@ def test_functions_have_names():
     assert list(functions_of(ast.parse(SOURCE))) == NAMES
 
 
-@pytest.mark.parametrize(("before", "after", "names", "outside"), [
-    ("# a comment", "# another", [], 0), ("A function", "Another", [], 0), ("A class.", "", [], 0),
-    ("\nclass", "\n\n\nclass", [], 0),
-    ("return 1", "return 2", ["Mesh.size.inner"], 0), ("inner() +", "inner() -", ["Mesh.size"], 0),
-    ("(lambda: 0)", "(lambda: 1)", ["Mesh.size"], 0), ("x: x}", "x: -x}", ["TABLE.<lambda>#1"], 0),
-    ("@njit", "@njit(cache=True)", ["fast"], 0), ("def size(self)", "def size(self, n=1)", ["Mesh.size"], 0),
-    ("SIZE = 3", "SIZE = 4", [], 2), ("axes: int = SIZE", "axes: int = 1", [], 2), ("class Mesh", "class Mesh(tuple)", [], 2),
-    ("import njit", "import njit as n", [], 2), ('"b"', '"c"', [], 2), ("def fast", "def slow", ["fast", "slow"], 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("before", "after", "names", "outside"),
+    [
+        ("# a comment", "# another", [], 0),
+        ("A function", "Another", [], 0),
+        ("A class.", "", [], 0),
+        ("\nclass", "\n\n\nclass", [], 0),
+        ("return 1", "return 2", ["Mesh.size.inner"], 0),
+        ("inner() +", "inner() -", ["Mesh.size"], 0),
+        ("(lambda: 0)", "(lambda: 1)", ["Mesh.size"], 0),
+        ("x: x}", "x: -x}", ["TABLE.<lambda>#1"], 0),
+        ("@njit", "@njit(cache=True)", ["fast"], 0),
+        ("def size(self)", "def size(self, n=1)", ["Mesh.size"], 0),
+        ("SIZE = 3", "SIZE = 4", [], 2),
+        ("axes: int = SIZE", "axes: int = 1", [], 2),
+        ("class Mesh", "class Mesh(tuple)", [], 2),
+        ("import njit", "import njit as n", [], 2),
+        ('"b"', '"c"', [], 2),
+        ("def fast", "def slow", ["fast", "slow"], 0),
+    ],
+)
 def test_changed_functions_and_statements(before, after, names, outside):
     assert SOURCE.count(before) == 1
     assert differing(SOURCE.replace(before, after)) == (names, outside)
@@ -71,8 +83,9 @@ def test_a_function_that_is_called_writes_its_mark(monkeypatch):
     assert sum(marks) == 3 and marks[5] and marks[6]
     lines = [entry.lineno for entry in caught.traceback[1:]]
     assert [SOURCE.splitlines()[n].split("#")[0].strip() for n in lines] == [
-        "return inner() + (lambda: 0)()", "return 1",
-    ]  # fmt: skip
+        "return inner() + (lambda: 0)()",
+        "return 1",
+    ]
     assert there["fast"](1) == 1 and not marks[4] and there["Mesh"].size.__doc__ == "A function."
 
 
@@ -120,39 +133,50 @@ def table() -> Table:
 @pytest.fixture
 def tree(tmp_path) -> Path:
     for path, text in {
-        "funccoll/__init__.py": "", "funccoll/a.py": "from . import b\nN = b.SIZE\ndef f():\n    return N\ndef g(): pass",
-        "funccoll/b.py": "from .kernel import run\nSIZE = 1\ndef h(): pass", "funccoll/kernel.py": "def run(): pass",
-        "funccoll/alone.py": "def x(): pass", "tests/support/s.py": "def case(): pass",
-        "tests/support/t.py": "import tests.support.u\nrun('data.json')", "tests/support/u.py": "",
+        "funccoll/__init__.py": "",
+        "funccoll/a.py": "from . import b\nN = b.SIZE\ndef f():\n    return N\ndef g(): pass",
+        "funccoll/b.py": "from .kernel import run\nSIZE = 1\ndef h(): pass",
+        "funccoll/kernel.py": "def run(): pass",
+        "funccoll/alone.py": "def x(): pass",
+        "tests/support/s.py": "def case(): pass",
+        "tests/support/t.py": "import tests.support.u\nrun('data.json')",
+        "tests/support/u.py": "",
         "tests/unit/test_a.py": "from tests.support import t",
         "tests/unit/test_b.py": "import funccoll.alone",
-        "tests/repo/test_r.py": "", "tests/docs/test_d.py": "p = 'docs/page.md'",
-    }.items():  # fmt: skip
+        "tests/repo/test_r.py": "",
+        "tests/docs/test_d.py": "p = 'docs/page.md'",
+    }.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
     return tmp_path
 
 
-@pytest.mark.parametrize(("path", "before", "now", "chosen"), [
-    ("funccoll/a.py", "def f(): pass", "def f(): 1", "a r"),  # by what called it; tests/repo reads all sources
-    ("funccoll/a.py", "def f(): pass", "def f(): pass  # 1", "r"),
-    ("funccoll/a.py", "def f(): pass", "", "a r"),
-    ("funccoll/a.py", "", "def new(): pass", "r"),  # what calls it has changed, too
-    ("funccoll/a.py", "", "@use\ndef new(): pass", "a b r"),  # by its module
-    ("funccoll/a.py", "class A: pass", "class A:\n    def __eq__(self, other): pass", "a b r"),
-    ("funccoll/a.py", "def f():\n    return 1", "def f():\n    def new(): pass\n    return 1", "a r"),
-    ("funccoll/a.py", "def register(): 1", "def register(): 2", "a b r"),
-    ("funccoll/kernel.py", "def run(): 1", "def run(): 2", "a b d r"),  # by what imports it
-    ("funccoll/alone.py", "def x(): 1", "def x(): 2", "b r"),  # by its name
-    ("funccoll/b.py", "SIZE = 1", "SIZE = 2", "a b d r"),  # by its module, and f, which uses N, which is made of it
-    ("tests/support/s.py", "def case(): 1", "def case(): 2", "a r"),
-    ("tests/support/u.py", "x = 1", "x = 2", "a r"),  # by t, which imports it
-    ("tests/unit/test_b.py", "1", "2", "b"),
-    ("tests/unit/conftest.py", "1", "2", "a b"),
-    ("docs/page.md", "1", "2", "d r"), ("notebooks/a.ipynb", "1", "2", "d"), ("CHANGELOG.md", "1", "2", "r"),
-    ("tests/support/data.json", "1", "2", "a"),  # by t, which reads it
-    (".ci/run", "1", "2", "r"), ("funccoll/alone.py", None, "def x(): 1", "b r"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "before", "now", "chosen"),
+    [
+        ("funccoll/a.py", "def f(): pass", "def f(): 1", "a r"),  # by what called it; tests/repo reads all sources
+        ("funccoll/a.py", "def f(): pass", "def f(): pass  # 1", "r"),
+        ("funccoll/a.py", "def f(): pass", "", "a r"),
+        ("funccoll/a.py", "", "def new(): pass", "r"),  # what calls it has changed, too
+        ("funccoll/a.py", "", "@use\ndef new(): pass", "a b r"),  # by its module
+        ("funccoll/a.py", "class A: pass", "class A:\n    def __eq__(self, other): pass", "a b r"),
+        ("funccoll/a.py", "def f():\n    return 1", "def f():\n    def new(): pass\n    return 1", "a r"),
+        ("funccoll/a.py", "def register(): 1", "def register(): 2", "a b r"),
+        ("funccoll/kernel.py", "def run(): 1", "def run(): 2", "a b d r"),  # by what imports it
+        ("funccoll/alone.py", "def x(): 1", "def x(): 2", "b r"),  # by its name
+        ("funccoll/b.py", "SIZE = 1", "SIZE = 2", "a b d r"),  # by its module, and f, which uses N, which is made of it
+        ("tests/support/s.py", "def case(): 1", "def case(): 2", "a r"),
+        ("tests/support/u.py", "x = 1", "x = 2", "a r"),  # by t, which imports it
+        ("tests/unit/test_b.py", "1", "2", "b"),
+        ("tests/unit/conftest.py", "1", "2", "a b"),
+        ("docs/page.md", "1", "2", "d r"),
+        ("notebooks/a.ipynb", "1", "2", "d"),
+        ("CHANGELOG.md", "1", "2", "r"),
+        ("tests/support/data.json", "1", "2", "a"),  # by t, which reads it
+        (".ci/run", "1", "2", "r"),
+        ("funccoll/alone.py", None, "def x(): 1", "b r"),
+    ],
+)
 def test_choices(tree, table, path, before, now, chosen):
     choice = Chooser(table, tree).choose({path: (before, now)})
     assert not choice.everything and sorted(Path(t).stem.removeprefix("test_") for t in choice.tests) == chosen.split()

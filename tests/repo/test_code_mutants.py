@@ -66,7 +66,7 @@ def test_places_are_those_where_behaviour_can_change():
         ("swapped arguments", 'f"{a + 9}", True', 'True, f"{a + 9}"'),
         ("True, False", "True", "False"),
         ("returned None", "total", "None"),
-    ]  # fmt: skip
+    ]
 
 
 def test_a_change_is_of_its_lines_alone(tmp_path):
@@ -146,8 +146,9 @@ def test_a_mutant_is_examined_by_the_tests_that_its_change_concerns(tmp_path):
         table.put(f"tests/{name}.py", [("funccoll/core/mesh.py", "h" if name == "test_other" else "f"), *others])
     table.save(tree / "tests/repo/table.json")
     assert chosen(tree, tmp_path / "changed", "funccoll/core/mesh.py") == [
-        ["tests/test_mesh.py"], ["tests/test_few.py", "tests/test_many.py"],
-    ]  # fmt: skip
+        ["tests/test_mesh.py"],
+        ["tests/test_few.py", "tests/test_many.py"],
+    ]
 
 
 @pytest.mark.processes

@@ -76,9 +76,13 @@ def test_the_host_is_measured_with_real_processes(tmp_path, readme_table, monkey
     assert "| 4 B or 8 B |" in readme_table["host_tables"](data)
 
 
-@pytest.mark.parametrize("ranks", [
-    pytest.param("2", marks=pytest.mark.slow), pytest.param("2,4", marks=pytest.mark.exhaustive),  # more than there are cores
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        pytest.param("2", marks=pytest.mark.slow),
+        pytest.param("2,4", marks=pytest.mark.exhaustive),  # more than there are cores
+    ],
+)
 def test_the_host_is_measured_against_every_peer_that_is_installed(ranks, tmp_path, readme_table, monkeypatch):
     from benchmarks.one_host import host, peers
 
@@ -106,8 +110,15 @@ def product_of(tables, kinds):
 
 def host_case(kind, nbytes, ratio, table="native", ranks=2, **more):
     times = {"median_us": 5.0, "q1_us": 4.0, "q3_us": 6.0}
-    return {"table": table, "ranks": ranks, "kind": kind, "nbytes": nbytes, "ours": times,
-            "mpi": {**times, "ratio": {"median": ratio, "q1": ratio, "q3": ratio}}, **more}  # fmt: skip
+    return {
+        "table": table,
+        "ranks": ranks,
+        "kind": kind,
+        "nbytes": nbytes,
+        "ours": times,
+        "mpi": {**times, "ratio": {"median": ratio, "q1": ratio, "q3": ratio}},
+        **more,
+    }
 
 
 def test_one_lost_case_loses_a_goal():
@@ -143,20 +154,27 @@ def python_case(kind, nbytes, ratio, p99, table="python", ranks=2):
 def test_single_calls_are_judged_by_size_and_by_their_99th_percentile(ranks):
     from benchmarks.one_host.host_goals import KIB, goals
 
-    rows = [python_case("broadcast", 4, 1.25, 0.5, ranks=ranks), python_case("broadcast", 4 * KIB, 2.0, 2.0, ranks=ranks),
-            python_case("broadcast", 16 * KIB, 0.5, 0.1, ranks=ranks), host_case("32 all_reduces", KIB, 0.1, "python", ranks),
-            python_case("all_to_all", 64, 0.625, 9, "python, no extension", ranks),
-            python_case("all_to_all", 64, 1.0, 9, "numpy", ranks), python_case("all_to_all", 64 * KIB, 1.44, 9, "numpy", ranks)]
+    rows = [
+        python_case("broadcast", 4, 1.25, 0.5, ranks=ranks),
+        python_case("broadcast", 4 * KIB, 2.0, 2.0, ranks=ranks),
+        python_case("broadcast", 16 * KIB, 0.5, 0.1, ranks=ranks),
+        host_case("32 all_reduces", KIB, 0.1, "python", ranks),
+        python_case("all_to_all", 64, 0.625, 9, "python, no extension", ranks),
+        python_case("all_to_all", 64, 1.0, 9, "numpy", ranks),
+        python_case("all_to_all", 64 * KIB, 1.44, 9, "numpy", ranks),
+    ]
     found = {g["goal"].rpartition(":")[0]: g for g in goals(rows, {}) if g["ranks"] == ranks}
     figures = {name: (g["met"], g["reached"], g["cases"], g["missed"]) for name, g in found.items() if g["met"] is not None}
     close = pytest.approx
     assert {name: figure for name, figure in figures.items() if "32 all_reduces" not in name} == {
-        "jitted call up to 4 KiB": (True, 0.8, 2, 0), "jitted call up to 4 KiB, 99th percentile": (False, 2.0, 2, 1),
-        "jitted call up to 4 KiB, no C extension": (True, 1.6, 1, 0), "jitted call from 16 KiB": (False, 2.0, 1, 1),
+        "jitted call up to 4 KiB": (True, 0.8, 2, 0),
+        "jitted call up to 4 KiB, 99th percentile": (False, 2.0, 2, 1),
+        "jitted call up to 4 KiB, no C extension": (True, 1.6, 1, 0),
+        "jitted call from 16 KiB": (False, 2.0, 1, 1),
         "jitted call, geometric mean": (False, close(1.25 ** (1 / 3)), 1, 1),
         "of NumPy's arrays, geometric mean": (True, close(1.2), 1, 0),
         "of NumPy's arrays, geometric mean from 64 KiB": (True, 1.44, 1, 0),
-    }  # fmt: skip
+    }
     assert all(g["asked"] for name, g in found.items() if name in figures and "call" in name)
 
 
@@ -282,9 +300,13 @@ def test_the_record_of_several_hosts_is_of_a_full_run():
     assert {"Open MPI", "MPICH", "mpi4py", "funccoll"} <= data["machine"]["versions"].keys()
 
 
-@pytest.mark.parametrize("vendor", [
-    pytest.param("openmpi", marks=pytest.mark.slow), pytest.param("mpich", marks=pytest.mark.exhaustive),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "vendor",
+    [
+        pytest.param("openmpi", marks=pytest.mark.slow),
+        pytest.param("mpich", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_several_hosts_are_measured_with_real_processes(vendor, tmp_path, readme_table):
     from benchmarks.several_hosts import mpi
 
@@ -303,8 +325,16 @@ def test_several_hosts_are_measured_with_real_processes(vendor, tmp_path, readme
 
 def network_case(nbytes, ours, mpi, layout="2 x 1", link="unlimited"):
     times = lambda us: {"median_us": us, "q1_us": us, "q3_us": us}
-    return {"vendor": "mpich", "layout": layout, "link": link, "table": "native", "kind": "all_reduce", "nbytes": nbytes,
-            "ours": times(ours), "mpi": {**times(mpi), "ratio": {"median": mpi / ours}}}  # fmt: skip
+    return {
+        "vendor": "mpich",
+        "layout": layout,
+        "link": link,
+        "table": "native",
+        "kind": "all_reduce",
+        "nbytes": nbytes,
+        "ours": times(ours),
+        "mpi": {**times(mpi), "ratio": {"median": mpi / ours}},
+    }
 
 
 def test_microseconds_decide_below_4_kib_on_a_fast_network():
@@ -339,10 +369,13 @@ def test_what_must_come_out_is_what_numpy_says(ranks):
         assert len({array.tobytes() for arrays in given for array in arrays}) == ranks * len(given[0])
         for rank in range(ranks):
             right = {
-                "all_reduce": sums, STEP: sums, "all_gather": [np.concatenate(firsts)], "broadcast": [firsts[0]],
+                "all_reduce": sums,
+                STEP: sums,
+                "all_gather": [np.concatenate(firsts)],
+                "broadcast": [firsts[0]],
                 "reduce_scatter": [np.split(sums[0], ranks)[rank]],
                 "all_to_all": [np.concatenate([np.split(x, ranks)[rank] for x in firsts])],
-            }[kind]  # fmt: skip
+            }[kind]
             found = outputs(case, rank, ranks)
             assert len(found) == len(right)
             for mine, theirs in zip(found, right, strict=True):

@@ -60,9 +60,10 @@ def layering_errors(source: str, module: str, is_package: bool = False) -> list[
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_every_import_keeps_the_order(folder):
     errors = [
-        error for path in FOLDERS[folder]
+        error
+        for path in FOLDERS[folder]
         for error in layering_errors(path.read_text(), name_of(path), path.name == "__init__.py")
-    ]  # fmt: skip
+    ]
     assert not errors, "\n".join(errors)
 
 
@@ -136,7 +137,7 @@ WITHIN = [
     ("transports.shm.heap", "from .nowhere import x", "'nowhere' has no place in the order of transports.shm"),
     ("draw", "from .tools import x", "tools stands after draw in funccoll"),
     ("compiler.jit", "def f():\n    from ..tools.cli import main", "tools stands after compiler in funccoll"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("module", "source", "reason"), WITHIN)
@@ -147,10 +148,13 @@ def test_a_wrong_import_within_a_package_is_found(module, source, reason):
 
 def test_right_imports_pass():
     for source in (
-        "from ..errors import MeshError", "from .. import errors", "import numpy", "from funccoll.errors import MeshError",
+        "from ..errors import MeshError",
+        "from .. import errors",
+        "import numpy",
+        "from funccoll.errors import MeshError",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..compiler.jit import jit",
         "def _repr_html_(self):\n    from .display import mesh_table",
-    ):  # fmt: skip
+    ):
         assert layering_errors(source, "funccoll.core.mesh") == []
     assert layering_errors("from ..core.ir import bind\nfrom .registry import near", "funccoll.ops.linalg") == []
     assert layering_errors("from .linalg import matmul", "funccoll.ops", True) == []
@@ -162,5 +166,7 @@ def test_typing_imports_are_told_apart():
     source = "if TYPE_CHECKING:\n    from .mesh import Mesh\nelse:\n    from .types import x\ndef f():\n    import numba"
     found = imports_of(source, "funccoll.core.display", False)
     assert [(i.target, i.lazy, i.typing) for i in found] == [
-        ("funccoll.core.mesh", False, True), ("funccoll.core.types", False, False), ("numba", True, False),
-    ]  # fmt: skip
+        ("funccoll.core.mesh", False, True),
+        ("funccoll.core.types", False, False),
+        ("numba", True, False),
+    ]

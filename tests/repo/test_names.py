@@ -17,11 +17,15 @@ from tests.repo.layers import FILES, MODULES, ROOT, name_of, statements
 
 SHARED = {
     "array operations: NumPy's functions, the primitives that they bind, kernels": (
-        {"ops.elementwise", "primitives.elementwise"}, {"ops.indexing", "primitives.indexing"},
-        {"linalg", "ops.linalg", "primitives.linalg"}, {"ops.shaping", "primitives.shaping"},
-        {"ops.decompositions", "primitives.decompositions"}, {"ops.fourier", "primitives.fourier"},
+        {"ops.elementwise", "primitives.elementwise"},
+        {"ops.indexing", "primitives.indexing"},
+        {"linalg", "ops.linalg", "primitives.linalg"},
+        {"ops.shaping", "primitives.shaping"},
+        {"ops.decompositions", "primitives.decompositions"},
+        {"ops.fourier", "primitives.fourier"},
         {"special", "primitives.special"},
-        {"ops.sorting", "primitives.sorting"}, {"ops.accumulations", "primitives.accumulations"},
+        {"ops.sorting", "primitives.sorting"},
+        {"ops.accumulations", "primitives.accumulations"},
         {"ops.reductions", "primitives.reductions", "kernels.reductions"},
         {"kernels.cuda", "transports.cuda"},
     ),
@@ -32,7 +36,7 @@ SHARED = {
     "the table of what is registered by name: NumPy's functions, algorithms": ({"ops.registry", "schedules.registry"},),
     "meshes, and where pickles of the first layout look for them": ({"mesh", "core.mesh"},),
     "a package and its main class": ({"schedules.streams", "schedules.streams.streams"},),
-}  # fmt: skip
+}
 """The meaning that modules of one name share -> the modules. All other modules have names of their own."""
 
 
@@ -43,9 +47,10 @@ def shared_module_errors(modules: Iterable[str]) -> list[str]:
         by_name[module.rpartition(".")[2]].add(module)
     allowed = [group for groups in SHARED.values() for group in groups]
     return [
-        f"{', '.join(sorted(group))} share a name" for group in by_name.values()
+        f"{', '.join(sorted(group))} share a name"
+        for group in by_name.values()
         if len(group) > 1 and not any(group <= together for together in allowed)
-    ]  # fmt: skip
+    ]
 
 
 def shared_class_errors(sources: Mapping[str, str]) -> list[str]:
@@ -182,9 +187,14 @@ def test_classes_that_share_a_name_are_found():
 def test_hidden_modules_are_found():
     modules = {"p", "p.jit", "p.other", "q.f"}
     for source in (
-        "from .jit import jit", "from .other import x as jit", "from . import other as jit", "def jit(): ...", "class jit: ...",
-        "jit = 1", "if True:\n    jit = 1",
-    ):  # fmt: skip
+        "from .jit import jit",
+        "from .other import x as jit",
+        "from . import other as jit",
+        "def jit(): ...",
+        "class jit: ...",
+        "jit = 1",
+        "if True:\n    jit = 1",
+    ):
         (error,) = hidden_module_errors(source, "p", modules)
         assert error.endswith("hides the module jit"), source
     for source in ("from . import jit", "from .jit import compile", "from .other import f", "def x():\n    jit = 1"):

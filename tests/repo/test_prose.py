@@ -30,21 +30,40 @@ def test_prose():
 # ---------------------------------------------------------------- the checker itself can fail
 
 
-@pytest.mark.parametrize("source", [
-    'def f():\n    """What is left."""', 'class A:\n    """Who waits."""', 'x = 1\n"""Whether somebody waits."""',
-    'def f():\n    """Return the ranks who wait."""', 'raise ValueError("pairs: this is no rank")', 'f(f"{rank} is no rank")',
-    "# nobody waits here", "x = 1  # they wait in a\n# circle, and so do the others", 'f("7 is none")',
-    'f("for so many ranks")', 'f("somebody"\n  " holds it")', "# No one waits",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "source",
+    [
+        'def f():\n    """What is left."""',
+        'class A:\n    """Who waits."""',
+        'x = 1\n"""Whether somebody waits."""',
+        'def f():\n    """Return the ranks who wait."""',
+        'raise ValueError("pairs: this is no rank")',
+        'f(f"{rank} is no rank")',
+        "# nobody waits here",
+        "x = 1  # they wait in a\n# circle, and so do the others",
+        'f("7 is none")',
+        'f("for so many ranks")',
+        'f("somebody"\n  " holds it")',
+        "# No one waits",
+    ],
+)
 def test_wrong_prose_is_found(source):
     (error,) = prose_errors(source)
     assert error[0] in (1, 2)
 
 
-@pytest.mark.parametrize("source", [
-    'def f():\n    """Return what is left."""', 'def f():\n    """Whether the rank waits."""', "# there is no room",
-    "# it is no longer used, a schedule whose ranks wait",
-    'f(f"{nobody} is not a rank")', "so_many = nobody(who)", "# no rank waits, none of them", 'x = "is None"',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "source",
+    [
+        'def f():\n    """Return what is left."""',
+        'def f():\n    """Whether the rank waits."""',
+        "# there is no room",
+        "# it is no longer used, a schedule whose ranks wait",
+        'f(f"{nobody} is not a rank")',
+        "so_many = nobody(who)",
+        "# no rank waits, none of them",
+        'x = "is None"',
+    ],
+)
 def test_right_prose_passes(source):
     assert prose_errors(source) == []

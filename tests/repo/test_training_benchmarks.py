@@ -147,8 +147,12 @@ def test_ratios_are_to_the_better_of_torch_and_decide_the_goals():
         steps, alone = zip(*steps_and_alone)
         return {"step": list(steps), "no_sync": list(alone), "communication": [s - a for s, a in steps_and_alone]}
 
-    turns = {"funccoll": of((4, 3), (5, 4), (6, 5)), "funccoll, views": of((1, 0), (1, 0), (1, 0)),
-             "torch": of((8, 3), (10, 5), (12, 7)), "torch, views": of((9, 5), (11, 7), (13, 9))}  # fmt: skip
+    turns = {
+        "funccoll": of((4, 3), (5, 4), (6, 5)),
+        "funccoll, views": of((1, 0), (1, 0), (1, 0)),
+        "torch": of((8, 3), (10, 5), (12, 7)),
+        "torch, views": of((9, 5), (11, 7), (13, 9)),
+    }
     found = compared(turns)
     assert found["step"] == {"against": "torch", "median": 2, "min": 2, "max": 2}
     assert found["communication"] == {"against": "torch, views", "median": 0.25, "min": 0.25, "max": 0.25}
@@ -184,9 +188,13 @@ def test_a_network_that_trains_otherwise_ends_the_benchmark():
 
     bench = Bench.__new__(Bench)
     falls, rises = [4.0, 2.0], [2.0, 4.0]
-    bench.jobs = {"ours": Job((falls, [9.0]), (falls, [9.0])), "torch": Job(([3.0, 1.0], [9.0]), ([5.0, 3.0], [9.0])),
-                  "wrong": Job((falls, [9.1]), (falls, [9.1])), "apart": Job((falls, [9.0]), (falls, [9.1])),
-                  "rises": Job((rises, [9.0]), (rises, [9.0]))}  # fmt: skip
+    bench.jobs = {
+        "ours": Job((falls, [9.0]), (falls, [9.0])),
+        "torch": Job(([3.0, 1.0], [9.0]), ([5.0, 3.0], [9.0])),
+        "wrong": Job((falls, [9.1]), (falls, [9.1])),
+        "apart": Job((falls, [9.0]), (falls, [9.1])),
+        "rises": Job((rises, [9.0]), (rises, [9.0])),
+    }
     assert bench.check([("ours", "a"), ("torch", "b")])["differences"] == {"ours: a": [0, 0], "torch: b": [0, 0]}
     for wrong, why in (("wrong", "differ"), ("apart", "the ranks' parameters differ")):
         with pytest.raises(AssertionError, match=why):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = '''
+PROGRAM = """
 import funccoll as fc
 from typing import assert_type
 
@@ -22,7 +22,7 @@ assert_type(plain(1.0, n=2), str)
 assert_type(sharded(1.0), int)
 plain("one")        # error
 sharded(1.0, 2.0)   # error
-'''
+"""
 
 
 def test_pyright_sees_the_signature(tmp_path):

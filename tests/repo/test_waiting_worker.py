@@ -32,10 +32,19 @@ class Worker:
         self.shutting_down = True
 
 
-@pytest.mark.parametrize(("waiting", "others", "speeds"), [
-    (40, 100, (1, 1, 1)), (100, 20, (3, 2, 1)), (5, 100, (1, 3, 9)), (0, 30, (1, 1, 1)), (30, 0, (1, 1, 1)), (1, 1, (1, 1, 1)),
-    (50, 70, (1, 1)), (7, 9, (1,)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("waiting", "others", "speeds"),
+    [
+        (40, 100, (1, 1, 1)),
+        (100, 20, (3, 2, 1)),
+        (5, 100, (1, 3, 9)),
+        (0, 30, (1, 1, 1)),
+        (30, 0, (1, 1, 1)),
+        (1, 1, (1, 1, 1)),
+        (50, 70, (1, 1)),
+        (7, 9, (1,)),
+    ],
+)
 def test_each_test_runs_once_and_the_last_worker_has_none_but_those_that_wait(waiting, others, speeds):
     tests = [f"tests/a.py::{i}" for i in range(others)] + [f"{WAITING}b.py::{i}" for i in range(waiting)]
     config: Any = SimpleNamespace(getvalue=lambda name: ["popen"] * len(speeds))

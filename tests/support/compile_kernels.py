@@ -17,19 +17,37 @@ from funccoll.schedules import Topology, build
 
 COMBINES = {
     "sum": (
-        "float32", "float64", "bfloat16", "float16", "complex64", "complex128", "int8", "int16", "int32", "int64", "uint16",
+        "float32",
+        "float64",
+        "bfloat16",
+        "float16",
+        "complex64",
+        "complex128",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint16",
     ),
     "mean": ("float32", "float64", "bfloat16", "float16", "complex64", "complex128"),
     "max": ("float32", "float64", "bfloat16", "int32", "int8", "uint8"),
     "min": ("float32", "float64", "bfloat16", "int32"),
     "prod": ("float32", "float64", "bfloat16", "complex64", "complex128", "int32", "uint8"),
-    "or": ("bool", "int32", "uint8"), "and": ("int32", "uint8"), "xor": ("int32", "uint8"),
-}  # fmt: skip
+    "or": ("bool", "int32", "uint8"),
+    "and": ("int32", "uint8"),
+    "xor": ("int32", "uint8"),
+}
 STEPS = {
-    ("sgd", 0): ("float32", "float64"), ("sgd", 1): ("float32",), ("momentum", 0): ("float16", "float32"),
-    ("nesterov", 1): ("float32", "float64"), ("adam", 0): ("bfloat16", "float32", "float64"), ("adam", 1): ("float32",),
-    ("adam", 2): ("float16", "float32"), ("amsgrad", 0): ("float32",), ("amsgrad", 2): ("float32",),
-}  # fmt: skip
+    ("sgd", 0): ("float32", "float64"),
+    ("sgd", 1): ("float32",),
+    ("momentum", 0): ("float16", "float32"),
+    ("nesterov", 1): ("float32", "float64"),
+    ("adam", 0): ("bfloat16", "float32", "float64"),
+    ("adam", 1): ("float32",),
+    ("adam", 2): ("float16", "float32"),
+    ("amsgrad", 0): ("float32",),
+    ("amsgrad", 2): ("float32",),
+}
 """Optimizers' rules and decays -> dtypes of their steps in `make test`."""
 
 

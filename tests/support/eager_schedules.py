@@ -5,8 +5,14 @@ from __future__ import annotations
 from funccoll.schedules.collective import KINDS
 from tests.support.oracles.schedule_oracle import built
 
-SIMPLE = {"all_reduce": "one_shot", "all_gather": "direct", "reduce_scatter": "direct", "all_to_all": "direct",
-          "permute": "direct", **dict.fromkeys(("broadcast", "reduce", "gather", "scatter"), "flat")}  # fmt: skip
+SIMPLE = {
+    "all_reduce": "one_shot",
+    "all_gather": "direct",
+    "reduce_scatter": "direct",
+    "all_to_all": "direct",
+    "permute": "direct",
+    **dict.fromkeys(("broadcast", "reduce", "gather", "scatter"), "flat"),
+}
 
 
 def simple(kind, p, root=0):

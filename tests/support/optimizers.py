@@ -24,8 +24,15 @@ OPTIMIZERS = {
 
 def random_params(seed=0):
     rng = np.random.default_rng(seed)
-    shapes = {"w": ((9, 7), np.float32), "b": ((130,), np.float32), "h": ((33,), np.float16), "z": ((17,), fc.bfloat16),
-              "d": ((5, 1), np.float64), "s": ((), np.float32), "e": ((0, 4), np.float32)}  # fmt: skip
+    shapes = {
+        "w": ((9, 7), np.float32),
+        "b": ((130,), np.float32),
+        "h": ((33,), np.float16),
+        "z": ((17,), fc.bfloat16),
+        "d": ((5, 1), np.float64),
+        "s": ((), np.float32),
+        "e": ((0, 4), np.float32),
+    }
     return {k: np.asarray(rng.normal(size=shape)).astype(dtype) for k, (shape, dtype) in shapes.items()}
 
 

@@ -17,9 +17,12 @@ from funccoll.core.mesh import Mesh
 MESHES = {
     name: Mesh(axes, range(math.prod(axes.values())))  # virtual devices, in a process of a job too
     for name, axes in {
-        "line": {"data": 4}, "grid": {"data": 4, "model": 2}, "cube": {"a": 2, "b": 3, "c": 2}, "thin": {"one": 1, "x": 3},
+        "line": {"data": 4},
+        "grid": {"data": 4, "model": 2},
+        "cube": {"a": 2, "b": 3, "c": 2},
+        "thin": {"one": 1, "x": 3},
     }.items()
-}  # fmt: skip
+}
 
 
 def axis_choices(mesh: fc.Mesh) -> list[tuple[str, ...]]:
@@ -53,9 +56,7 @@ def group_of(mesh: fc.Mesh, axes: tuple[str, ...], device: int) -> tuple[list[in
     return group, group.index(device)
 
 
-def expected(
-    mesh: fc.Mesh, axes: tuple[str, ...], shards: Sequence[Any], one: Callable[[list[Any], int], Any]
-) -> list[Any]:
+def expected(mesh: fc.Mesh, axes: tuple[str, ...], shards: Sequence[Any], one: Callable[[list[Any], int], Any]) -> list[Any]:
     """`one(shards of the group, place)` on each device."""
     out = []
     for device in range(mesh.size):

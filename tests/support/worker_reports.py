@@ -15,9 +15,7 @@ def says_nothing(name: str, told: dict[str, Any]) -> bool:
     if name != "testreport":
         return name == "logstart"
     report = told["data"]
-    return (
-        report["when"] != "call" and report["outcome"] == "passed" and report["duration"] < SHOWN and not report["sections"]
-    )
+    return report["when"] != "call" and report["outcome"] == "passed" and report["duration"] < SHOWN and not report["sections"]
 
 
 def leave_out_reports(config: pytest.Config) -> None:

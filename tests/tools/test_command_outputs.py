@@ -13,15 +13,28 @@ from tests.support import SUPPORT
 from tests.support.cases.command_outputs import STATES
 
 COMMANDS = [
-    [], ["--version"], ["--help"], ["wrong"],
-    ["run", "--help"], ["run", "-n", "2", "--", "echo", "µ"], ["run", "-n", "1", "missing.py"],
+    [],
+    ["--version"],
+    ["--help"],
+    ["wrong"],
+    ["run", "--help"],
+    ["run", "-n", "2", "--", "echo", "µ"],
+    ["run", "-n", "1", "missing.py"],
     ["doctor"],
-    ["schedule", "--list"], ["schedule", "all_reduce", "--ranks", "4"], ["schedule", "all_reduce", "--ranks", "4", "--json"],
+    ["schedule", "--list"],
+    ["schedule", "all_reduce", "--ranks", "4"],
+    ["schedule", "all_reduce", "--ranks", "4", "--json"],
     ["schedule", "all_reduce", "--ranks", "0"],
-    ["explain", "script.py"], ["explain", "--json", "script.py"],
-    ["profile", "profile"], ["profile", "profile", "--json"], ["profile", "profile", "--list"], ["profile", "missing"],
-    ["tune", "--show"], ["tune", "--show", "--json"], ["tune", "--delete"],
-]  # fmt: skip
+    ["explain", "script.py"],
+    ["explain", "--json", "script.py"],
+    ["profile", "profile"],
+    ["profile", "profile", "--json"],
+    ["profile", "profile", "--list"],
+    ["profile", "missing"],
+    ["tune", "--show"],
+    ["tune", "--show", "--json"],
+    ["tune", "--delete"],
+]
 """With those that fail."""
 FEW = ("as usual", "ascii", "no reader")
 """States of a command that takes long: what the others show is done around all commands, by `standard_output`."""
@@ -34,9 +47,12 @@ def outcomes_of(commands, tmp_path_factory):
     script = SUPPORT / "cases/command_outputs.py"
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
     done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path_factory.mktemp("commands")), json.dumps(commands)], capture_output=True,
-        text=True, timeout=300, env=environment,
-    )  # fmt: skip
+        [sys.executable, str(script), str(tmp_path_factory.mktemp("commands")), json.dumps(commands)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment,
+    )
     assert done.returncode == 0, done.stderr
     found = {}
     for words, state, *rest in json.loads(done.stdout):
@@ -111,8 +127,9 @@ def test_streams_as_shells_make_them():
     running = [
         subprocess.Popen(
             ["sh", "-c", line], stdout=writer if code == 141 else subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) for line, (code, _) in lines.items()
-    ]  # fmt: skip
+        )
+        for line, (code, _) in lines.items()
+    ]
     os.close(writer)
     for line, process in zip(lines, running, strict=True):
         out, err = process.communicate(timeout=300)

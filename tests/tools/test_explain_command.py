@@ -21,7 +21,9 @@ import funccoll as fc
 from funccoll import P
 mesh = fc.make_mesh({"data": 4})
 """
-STEP = HEAD + """
+STEP = (
+    HEAD
+    + """
 @fc.jit(mesh=mesh, in_specs=P("data"), out_specs=P())
 def total(x):
     return fc.all_reduce(x, "data")
@@ -29,6 +31,7 @@ def total(x):
 for _ in range(3):
     total(np.ones((8, 2)))
 """
+)
 
 
 @pytest.fixture
@@ -72,12 +75,18 @@ def test_a_program_for_each_signature(explain):
 
 
 def test_programs_stand_between_what_the_script_prints(explain):
-    code, out, _ = explain(HEAD + """
+    code, out, _ = explain(
+        HEAD
+        + """
 double = fc.jit(lambda x: 2 * x, mesh=mesh)
 print("before", __name__, sys.argv, __file__)
 double(1.0)
 print("after")
-""", "a", "--json", "-x")  # fmt: skip
+""",
+        "a",
+        "--json",
+        "-x",
+    )
     assert code == 0 and words(out) == (
         "before __main__ ['train.py', 'a', '--json', '-x'] train.py program 1: <lambda> defined at train.py:8 (<lambda>), "
         "called at train.py:10 (<module>) on data=4; 1 equation, 0 collectives after"
@@ -85,29 +94,37 @@ print("after")
 
 
 def test_the_reasons_for_algorithms(explain):
-    code, out, _ = explain(HEAD + """
+    code, out, _ = explain(
+        HEAD
+        + """
 @fc.jit(mesh=mesh, in_specs=P("data"), out_specs=P("data"))
 def move(x):
     x = fc.all_gather(x, "data", algorithm="ring")[:2]
     fc.barrier("data")
     return fc.permute(x, "data", pairs=[(0, 1)])
 move(np.ones((8, 2)))
-""")  # fmt: skip
+"""
+    )
     text = words(out)
     assert code == 0 and "the program names it; else direct (ring: shared memory: forwards what can be read" in text
     assert "permute data 32 direct" in text and "the only one" in text and "barrier" in text
 
 
 def test_collectives_that_redistribute_an_argument_are_a_program(explain):
-    code, out, _ = explain(HEAD + """
+    code, out, _ = explain(
+        HEAD
+        + """
 whole = fc.jit(lambda x: x + 1, mesh=mesh, in_specs=P(), out_specs=P())
 whole(fc.device_put(np.ones(8), mesh, P("data")))
-""")  # fmt: skip
+"""
+    )
     assert code == 0 and "program 2: redistribute" in out and "train.py:9 (x of <lambda>: P('data') -> P())" in out
 
 
 def test_gradients_and_data_parallel(explain):
-    code, out, _ = explain(HEAD + """
+    code, out, _ = explain(
+        HEAD
+        + """
 def loss_fn(params, x):
     return np.mean((x @ params) ** 2)
 
@@ -117,17 +134,21 @@ def step(params, x):
     loss, gradient = fc.value_and_grad(dp)(params, x)
     return params - gradient, loss
 step(np.ones((16, 4)), np.ones((8, 16)))
-""")  # fmt: skip
+"""
+    )
     text = words(out)
     assert code == 0 and "program 1: step defined at train.py:12 (step)" in text
     assert "all_reduce mean data 8" in text and "all_reduce sum data 512" in text
 
 
 def test_programs_of_the_library_have_the_line_that_calls_them(explain):
-    code, out, _ = explain(HEAD + """
+    code, out, _ = explain(
+        HEAD
+        + """
 model = fc.DataParallel({"w": np.ones((16, 4))}, lambda p, x: np.mean((x @ p["w"]) ** 2), fc.optim.sgd(0.1), mesh=mesh)
 model.step(np.ones((8, 16)))
-""")  # fmt: skip
+"""
+    )
     text = words(out)
     assert code == 0 and "step called at train.py:9 (<module>) on data=4" in text and "all_reduce sum data 512" in text
     assert "steps.py" not in text and "data_parallel_model.py" not in text
@@ -188,9 +209,14 @@ def test_a_script_that_is_not_python(explain):
 
 @pytest.mark.parametrize(
     ("statement", "code", "err"),
-    [("sys.exit(7)", 7, ""), ("sys.exit()", 0, ""), ("sys.exit('gone')", 1, "gone\n"), ("raise SystemExit(-1)", 255, ""),
-     ("raise KeyboardInterrupt", 130, "")],
-)  # fmt: skip
+    [
+        ("sys.exit(7)", 7, ""),
+        ("sys.exit()", 0, ""),
+        ("sys.exit('gone')", 1, "gone\n"),
+        ("raise SystemExit(-1)", 255, ""),
+        ("raise KeyboardInterrupt", 130, ""),
+    ],
+)
 def test_exit_codes_pass(explain, statement, code, err):
     assert explain(f"import sys\n{statement}\n")[::2] == (code, err)
 
@@ -217,11 +243,13 @@ def test_imports_from_the_script_s_folder(explain, tmp_path):
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        (["no_such.py"], "there is no file 'no_such.py' in /"), ([], "the following arguments are required: script"),
-        (["."], "there is no file '.' in /"), (["--jso", "x.py"], "there is no file 'x.py'|ambiguous|unrecognized"),
+        (["no_such.py"], "there is no file 'no_such.py' in /"),
+        ([], "the following arguments are required: script"),
+        (["."], "there is no file '.' in /"),
+        (["--jso", "x.py"], "there is no file 'x.py'|ambiguous|unrecognized"),
         (["--frobnicate", "train.py"], "unrecognized arguments: --frobnicate|required: script"),
     ],
-)  # fmt: skip
+)
 def test_what_explain_refuses(capfd, tmp_path, monkeypatch, line, what):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as exit:
@@ -235,10 +263,10 @@ def test_what_explain_refuses(capfd, tmp_path, monkeypatch, line, what):
     ("variables", "what"),
     [
         ({"FUNCCOLL_RANK": "0", "FUNCCOLL_WORLD_SIZE": "4"}, "this is one of 4 processes of a job, .* without a launcher"),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, "this is one of 2 processes"), ({"RANK": "x", "WORLD_SIZE": "2"},
-        "which is not a job"),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "this is one of 2 processes"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "which is not a job"),
     ],
-)  # fmt: skip
+)
 def test_a_launcher_is_refused(explain, monkeypatch, variables, what):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -249,8 +277,11 @@ def test_a_launcher_is_refused(explain, monkeypatch, variables, what):
 def test_the_command_in_a_process_of_its_own(tmp_path):
     (tmp_path / "train.py").write_text(STEP + "sys.exit(3)")
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "funccoll", "explain", str(tmp_path / "train.py")], capture_output=True,
-            text=True, timeout=300,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (3,
-        "") and done.stdout.startswith("program 1: total\n  defined at train.py:8 (total)")
+        [sys.executable, "-W", "error", "-m", "funccoll", "explain", str(tmp_path / "train.py")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (done.returncode, done.stderr) == (3, "") and done.stdout.startswith(
+        "program 1: total\n  defined at train.py:8 (total)"
+    )

@@ -64,19 +64,24 @@ def test_a_schedule_s_table(command):
     text = words(out)
     for part in (
         "schedule ring for all_reduce on 8 ranks A ring reduce_scatter, then a ring all_gather",
-            "rounds 14, with 112 moves in all; 8 chunks per block",
-        "sent 1,835,008 bytes", "reduced 917,504 bytes", "time 278 µs predicted for 1 MiB per rank on one_host",
+        "rounds 14, with 112 moves in all; 8 chunks per block",
+        "sent 1,835,008 bytes",
+        "reduced 917,504 bytes",
+        "time 278 µs predicted for 1 MiB per rank on one_host",
         "proof proved: every output holds exactly what it must; reductions combine in an order of its own, the same on all "
-        "ranks; 48 partial sums are written, which 16-bit floats round", "reads every rank r, r - 1 (modulo ranks)",
-    ):  # fmt: skip
+        "ranks; 48 partial sums are written, which 16-bit floats round",
+        "reads every rank r, r - 1 (modulo ranks)",
+    ):
         assert part in text, part
 
 
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        ("all_reduce --ranks 4 --algorithm two_shot",
-        "in rank order, one left fold; no partial sum is written reads every rank, all others writes"),
+        (
+            "all_reduce --ranks 4 --algorithm two_shot",
+            "in rank order, one left fold; no partial sum is written reads every rank, all others writes",
+        ),
         ("broadcast --ranks 5 --root 2 --algorithm flat", "reads rank 0: 2 rank 1: 2 rank 3: 2 rank 4: 2"),
         ("gather --ranks 6 --algorithm flat", "reads rank 0: 1 to 5"),
         ("barrier --ranks 4 --algorithm dissemination", "reads every rank r, r - 2, r - 1 (modulo ranks)"),
@@ -92,7 +97,7 @@ def test_a_schedule_s_table(command):
         ("gather --ranks 40 --algorithm binomial", "... and 4 more ranks"),
         ("all_reduce --ranks 4 --bytes 1.5KiB --algorithm ring", "1.5 KiB"),
     ],
-)  # fmt: skip
+)
 def test_lines_of_tables(command, line, what):
     code, out, err = command(line)
     if what is None:
@@ -122,8 +127,12 @@ def test_figures_as_json(command):
     code, out, _ = command("broadcast --ranks 5 --root 2 --algorithm binomial --bytes 4096 --json")
     found, schedule = json.loads(out), fs.build("broadcast", 5, "binomial", root=2)
     cost = schedule.cost(fs.Topology.one_host(5), 4096)
-    assert code == 0 and (found["collective"], found["algorithm"], found["root"], found["ranks"]) == ("broadcast", "binomial",
-        2, 5)
+    assert code == 0 and (found["collective"], found["algorithm"], found["root"], found["ranks"]) == (
+        "broadcast",
+        "binomial",
+        2,
+        5,
+    )
     assert (found["rounds"], found["moves"], found["bytes"]) == (3, len(schedule.moves), 4096)
     assert (found["seconds"], found["bytes_sent"]) == (cost.seconds, cost.bytes_sent)
     assert found["left_fold"] is None and found["candidates"] is None and found["proved"] is True
@@ -149,9 +158,11 @@ def test_exports_are_printed_alone_or_written(command, tmp_path, monkeypatch):
     schedule = fs.build("all_reduce", 4, "ring")
     check_rules(command("all_reduce --ranks 4 --algorithm ring --export msccl")[1])
     wanted = {
-        "msccl": schedule.to_msccl_xml(), "json": schedule.to_json(), "goal": schedule.to_goal(1 << 20),
+        "msccl": schedule.to_msccl_xml(),
+        "json": schedule.to_json(),
+        "goal": schedule.to_goal(1 << 20),
         "perfetto": schedule.to_perfetto(None, fs.Topology.one_host(4), 1 << 20),
-    }  # fmt: skip
+    }
     for format, text in wanted.items():
         line = f"all_reduce --ranks 4 --algorithm ring --export {format}"
         assert command(line) == (0, text, "")
@@ -204,39 +215,49 @@ def test_a_drawing_without_the_extra_names_the_command(tmp_path):
         ("all_reduce", "say for how many ranks: funccoll schedule all_reduce --ranks 8"),
         ("all_educe --ranks 4", "unknown collective 'all_educe'. Did you mean 'all_reduce'. Use one of all_reduce, all_gather"),
         ("all_educe --list", "unknown collective 'all_educe'. Did you mean 'all_reduce'"),
-        ("all_reduce --ranks 4 --algorithm rng",
-        "unknown algorithm 'rng' for all_reduce. Did you mean 'ring'. For 4 ranks there are: two_shot"),
+        (
+            "all_reduce --ranks 4 --algorithm rng",
+            "unknown algorithm 'rng' for all_reduce. Did you mean 'ring'. For 4 ranks there are: two_shot",
+        ),
         ("all_reduce --ranks 1,000,000", "argument --ranks: '1,000,000' must be a number, at least 1, in digits alone"),
-        ("all_reduce --ranks 1000000",
-        "--ranks 1,000,000: this command takes at most 1,024, .* fc.schedules.build.'all_reduce', 1000000"),
-        (f"all_reduce --ranks {'9' * 5000}", "must be a number, at least 1"), ("all_reduce --ranks 0",
-        "'0' must be a number, at least 1"),
-        ("all_reduce --ranks -3", "'-3' must be a number, at least 1"), ("all_reduce --ranks",
-        "--ranks: expected one argument"),
+        (
+            "all_reduce --ranks 1000000",
+            "--ranks 1,000,000: this command takes at most 1,024, .* fc.schedules.build.'all_reduce', 1000000",
+        ),
+        (f"all_reduce --ranks {'9' * 5000}", "must be a number, at least 1"),
+        ("all_reduce --ranks 0", "'0' must be a number, at least 1"),
+        ("all_reduce --ranks -3", "'-3' must be a number, at least 1"),
+        ("all_reduce --ranks", "--ranks: expected one argument"),
         ("all_reduce --ranks 3 --algorithm rng --export x", "unknown format 'x'. There are: msccl, goal, perfetto, json"),
         ("all_reduce --ranks 3 --export mscl", "unknown format 'mscl'. Did you mean 'msccl'"),
         ("all_reduce --ranks 3 --out x", "--out needs --export, one of msccl, goal, perfetto, json"),
-        ("all_reduce --ranks 3 --export json --json",
-        "--export prints the file, and --json the figures: write the file with --out"),
+        (
+            "all_reduce --ranks 3 --export json --json",
+            "--export prints the file, and --json the figures: write the file with --out",
+        ),
         ("permute --ranks 3 --export msccl", "permute has no MSCCL XML: MSCCL's runtimes have all_reduce"),
         ("all_gather --ranks 3 --export goal", "nbytes=1,048,576: all_gather on 3 ranks cuts them into 3 blocks"),
-        ("all_reduce --ranks 3 --topology ethrnet",
-        "unknown topology 'ethrnet'. Did you mean 'ethernet'. There are: one_process, one_host"),
+        (
+            "all_reduce --ranks 3 --topology ethrnet",
+            "unknown topology 'ethrnet'. Did you mean 'ethernet'. There are: one_process, one_host",
+        ),
         ("all_reduce --ranks 3 --topology ethernet:2x2", "--topology ethernet:2x2 has 4 ranks, and --ranks is 3"),
         ("all_reduce --ranks 3 --topology one_host:3", "a topology of one host has no shape"),
         ("all_reduce --ranks 12 --topology nvlink_infiniband", "12 ranks are not hosts of 8; say hosts x ranks per host"),
         ("all_reduce --ranks 3 --topology torus:x", "a shape is sizes with x between them, such as torus:4x2"),
         ("all_reduce --ranks 3 --topology torus:", "a shape is sizes with x between them"),
         ("all_reduce --ranks 4 --bytes 1.5", "'1.5' must be a whole number of bytes, such as 4096, 64KiB"),
-        ("all_reduce --ranks 4 --bytes 1XB", "'1XB' must be a whole number of bytes"), ("all_reduce --ranks 4 --bytes -1",
-        "bytes"),
-        ("all_reduce --ranks 4 --bytes 0", "nbytes=0 must be"), ("all_reduce --ranks 4 --bytes 99999999999GiB",
-        "whole number of bytes"),
+        ("all_reduce --ranks 4 --bytes 1XB", "'1XB' must be a whole number of bytes"),
+        ("all_reduce --ranks 4 --bytes -1", "bytes"),
+        ("all_reduce --ranks 4 --bytes 0", "nbytes=0 must be"),
+        ("all_reduce --ranks 4 --bytes 99999999999GiB", "whole number of bytes"),
         ("all_reduce --ranks 4 --root 1", "all_reduce has no root, and root=1 was given. Collectives with a root: broadcast"),
         ("broadcast --ranks 4 --root 4", "broadcast: root=4 must be a rank, an integer from 0 to 3"),
         ("broadcast --ranks 4 --root x", "argument --root: invalid int value: 'x'"),
-        ("all_reduce --ranks 4 --algorithm ring --chunks 3",
-        "has its own number of chunks, .* these take chunks: double_binary_tree"),
+        (
+            "all_reduce --ranks 4 --algorithm ring --chunks 3",
+            "has its own number of chunks, .* these take chunks: double_binary_tree",
+        ),
         ("all_reduce --ranks 4 --chunks 3", "--chunks and --channels are for one algorithm: name it with --algorithm"),
         ("all_reduce --ranks 4 --algorithm ring --channels 0", "argument --channels: '0' must be a number, at least 1"),
         ("all_reduce --ranks 4 --algorithm ring --channels 1000000000", "= 4 × 1 × 1,000,000,000: this command"),
@@ -246,19 +267,22 @@ def test_a_drawing_without_the_extra_names_the_command(tmp_path):
         ("all_reduce --ranks 4 --hosts 4", "--hosts names the hosts of 1 ranks, and --ranks is 4"),
         ("all_reduce --ranks 4 --hosts 2,x", "must be hosts x ranks per host, such as 2x4, or a host for each rank"),
         ("permute --ranks 4 --pairs 0-1", "'0-1' must be pairs of ranks, source:destination, such as 0:1,1:0"),
-        ("permute --ranks 4 --pairs 0:9", "destination 9 in pairs is not a rank"), ("all_reduce --ranks 4 --pairs 0:1",
-        "takes no pairs"),
+        ("permute --ranks 4 --pairs 0:9", "destination 9 in pairs is not a rank"),
+        ("all_reduce --ranks 4 --pairs 0:1", "takes no pairs"),
         ("all_reduce --ranks 4 --dtype float17", "unknown dtype 'float17'. Use float32, float16, bfloat16"),
-        ("all_reduce --ranks 4 --dtype object", "object"), ("all_reduce --ranks 4 --draw x.bmp", "must end in .svg or .png"),
-        ("all_reduce --ranks 4 --draw x.svg --drawing spacetime",
-        "unknown drawing 'spacetime' of a schedule. Did you mean 'space_time'"),
+        ("all_reduce --ranks 4 --dtype object", "object"),
+        ("all_reduce --ranks 4 --draw x.bmp", "must end in .svg or .png"),
+        (
+            "all_reduce --ranks 4 --draw x.svg --drawing spacetime",
+            "unknown drawing 'spacetime' of a schedule. Did you mean 'space_time'",
+        ),
         ("all_reduce --ranks 2 --draw /nonexistent/x.svg", "cannot write '/nonexistent/x.svg': No such file or directory"),
         ("all_reduce --ranks 2 --export json --out /nonexistent/x", "cannot write '/nonexistent/x': No such file or directory"),
         ("all_reduce --ranks 2 --export json --out /", "cannot write '/': Is a directory"),
         ("all_reduce --ranks 2 --export json --out /proc/self/x", "cannot write '/proc/self/x': "),
         ("all_reduce --ranks 4 --rank 4 --frobnicate", "unrecognized arguments: --rank 4 --frobnicate"),
     ],
-)  # fmt: skip
+)
 def test_options_that_do_not_fit(command, tmp_path, monkeypatch, line, what):
     monkeypatch.chdir(tmp_path)
     code, out, err = command(line)
@@ -271,6 +295,22 @@ def test_options_that_do_not_fit(command, tmp_path, monkeypatch, line, what):
 def test_help_names_every_option():
     done = subprocess.run([sys.executable, "-m", "funccoll", "schedule", "--help"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "funccoll schedule all_reduce --ranks 8 --algorithm ring" in words(done.stdout)
-    for option in ("list", "ranks", "algorithm", "bytes", "dtype", "topology", "root", "pairs", "chunks", "channels",
-        "hosts", "levels", "draw", "export", "out", "json"):
+    for option in (
+        "list",
+        "ranks",
+        "algorithm",
+        "bytes",
+        "dtype",
+        "topology",
+        "root",
+        "pairs",
+        "chunks",
+        "channels",
+        "hosts",
+        "levels",
+        "draw",
+        "export",
+        "out",
+        "json",
+    ):
         assert f"--{option}" in done.stdout

@@ -18,8 +18,9 @@ TESTS = Path(__file__).parents[1]
 HELD = {
     "a model without a trainable parameter is an error": "test_parallel_model.py::test_misuse",
     "the state of device 0 is broadcast first": "test_parallel_model_jobs.py::test_processes_train_from_rank_0s_parameters",
-    "structure, shapes, dtypes and order are compared":
-        "test_parallel_model_jobs.py::test_ranks_with_other_parameters_are_told_the_first_difference",
+    "structure, shapes, dtypes and order are compared": (
+        "test_parallel_model_jobs.py::test_ranks_with_other_parameters_are_told_the_first_difference"
+    ),
     "limits of the first and of other buckets": "test_buckets.py::test_assign_buckets",
     "buckets in the order of completion, dtypes apart": "test_data_parallel.py::test_buckets_stand_in_the_program",
     "gradients are averaged": "test_data_parallel.py::test_gradients_equal_one_device",
@@ -35,7 +36,7 @@ HELD = {
     "ranks that run out of data join": "test_uneven_batches.py::test_processes_have_the_gradient_of_all_data_or_the_same_error",
     "throw_on_early_termination": "test_uneven_batches.py::test_processes_have_the_gradient_of_all_data_or_the_same_error",
     "clipping by the global norm": "test_optim.py::test_torchs_clipping",
-}  # fmt: skip
+}
 
 NOT_FOR_FUNCTIONS = ("sparse embeddings", "static_graph", "rebuilt buckets", "gradient_as_bucket_view", "pickling")
 """Words of the README's status table, which says why."""

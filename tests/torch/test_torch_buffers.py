@@ -74,9 +74,11 @@ def test_kinds_of_tensors_are_named_with_the_remedy(n):
 @pytest.mark.parametrize("n", RANKS)
 def test_kinds_that_come_later_are_named_on_all_ranks(n):
     wanted = [
-        "'kind' is a nested tensor", "'kind' is of layout sparse_coo", "'kind' cannot be read: .*meta",
+        "'kind' is a nested tensor",
+        "'kind' is of layout sparse_coo",
+        "'kind' cannot be read: .*meta",
         "'kind' has dtype torch.float8_e4m3fn, which funccoll does not support",
-    ]  # fmt: skip
+    ]
     for found in results("kinds_that_come_later", n):
         for text, words in zip(found, wanted, strict=True):
             assert re.match(f"ModuleError: on rank 1 the buffer {words}", text), text

@@ -23,9 +23,10 @@ MODULES: dict[str, tuple[list[Any], str]] = {
 """Module -> the numbers of ranks of its jobs, and the file whose tests look at what its cases return."""
 
 PARTS = {
-    "torch_ddp_cases": ("torch_gradient_cases",), "torch_pass_cases": ("torch_change_cases",),
+    "torch_ddp_cases": ("torch_gradient_cases",),
+    "torch_pass_cases": ("torch_change_cases",),
     "torch_hook_cases": ("torch_registration_cases",),
-}  # fmt: skip
+}
 """Module -> other files with cases that its job runs, too."""
 
 
@@ -44,10 +45,15 @@ def names(module: str) -> list[str]:
     return re.findall(r"^@case\ndef (\w+)", text_of(module), re.MULTILINE)
 
 
-@pytest.mark.parametrize(("module", "n", "name"), [
-    pytest.param(module, *n.values, name, marks=n.marks) if hasattr(n, "values") else (module, n, name)
-    for module, (ranks, _) in MODULES.items() for n in ranks for name in names(module)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("module", "n", "name"),
+    [
+        pytest.param(module, *n.values, name, marks=n.marks) if hasattr(n, "values") else (module, n, name)
+        for module, (ranks, _) in MODULES.items()
+        for n in ranks
+        for name in names(module)
+    ],
+)
 def test_a_case(module, n, name):
     """A case checks everything itself, or a test looks at what it returns."""
     found = case_jobs.results(module, name, n)

@@ -17,13 +17,16 @@ from tests.support.ranks.ranks import JOIN, TORCH, Ranks
 need("torch", "torch is not installed: pip install 'funccoll[torch]'")
 torch, ft, cases = lazily("torch"), lazily("funccoll.torch"), lazily("tests.support.cases.torch_collective_cases")
 
-HEAD = JOIN + """
+HEAD = (
+    JOIN
+    + """
 import json
 import torch
 torch.set_num_threads(1)
 import funccoll as fc, funccoll.torch as ft
 from tests.support.cases.torch_collective_cases import *
 """
+)
 CHECKS = """
 mesh = fc.make_mesh({axes})
 for axes in {along}:
@@ -39,13 +42,21 @@ TWO, THREE, FOUR = {"data": 2}, {"data": 3}, {"data": 2, "model": 2}
 ALONG = ["model", ("model", "data")]
 
 
-@pytest.mark.parametrize(("axes", "along", "how"), [
-    (TWO, ["data"], "few"),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in [(THREE, ["data"], "dtypes"), (FOUR, ALONG, "one")]),
-    *(pytest.param(*case, "product", marks=pytest.mark.exhaustive) for case in [
-        (TWO, ["data"]), (THREE, ["data"]), (FOUR, ALONG),
-    ]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("axes", "along", "how"),
+    [
+        (TWO, ["data"], "few"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(THREE, ["data"], "dtypes"), (FOUR, ALONG, "one")]),
+        *(
+            pytest.param(*case, "product", marks=pytest.mark.exhaustive)
+            for case in [
+                (TWO, ["data"]),
+                (THREE, ["data"]),
+                (FOUR, ALONG),
+            ]
+        ),
+    ],
+)
 def test_on_processes(axes, along, how):
     count = fc.abstract_mesh(axes).size
     with Ranks(HEAD + CHECKS.format(axes=axes, along=along, how=how), range(count), imports=TORCH) as ranks:
@@ -130,10 +141,17 @@ def test_one_device(alone):
     """All collectives are the identity in values and gradients, on memory of their own."""
     x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
     for call in (
-        ft.all_reduce, ft.all_gather, ft.reduce_scatter, ft.broadcast, ft.reduce, ft.gather, ft.scatter,
-        lambda x, m, a: ft.all_to_all(x, m, a, split_dim=0, concat_dim=1), lambda x, m, a: ft.permute(x, m, a, pairs=[(0, 0)]),
+        ft.all_reduce,
+        ft.all_gather,
+        ft.reduce_scatter,
+        ft.broadcast,
+        ft.reduce,
+        ft.gather,
+        ft.scatter,
+        lambda x, m, a: ft.all_to_all(x, m, a, split_dim=0, concat_dim=1),
+        lambda x, m, a: ft.permute(x, m, a, pairs=[(0, 0)]),
         *(lambda x, m, a, op=op: ft.all_reduce(x, m, a, op=op) for op in ("mean", "max", "min", "prod")),
-    ):  # fmt: skip
+    ):
         out = call(x, alone, "data")
         assert torch.equal(out, x) and out.data_ptr() != x.data_ptr() and out.requires_grad
         (gradient,) = torch.autograd.grad(out.square().sum(), x)
@@ -180,13 +198,16 @@ def test_transforms_of_torch_func_are_refused(alone):
     calls = [
         (batch, lambda: torch.func.vmap(reduced)(x)),
         (derivative, lambda: torch.func.grad(lambda v: reduced(v).sum())(x)),
-        (derivative, lambda: torch.func.jvp(reduced, (x,), (x,))), (derivative, lambda: torch.func.jacrev(reduced)(x)),
+        (derivative, lambda: torch.func.jvp(reduced, (x,), (x,))),
+        (derivative, lambda: torch.func.jacrev(reduced)(x)),
         (derivative, lambda: torch.vmap(lambda v: v * reduced(leaf).sum())(x)),
         ("functionalize.*outside", lambda: torch.func.functionalize(reduced)(x)),
         ("traced by make_fx.*constant.*torch.compile", lambda: make_fx(reduced)(x)),
         ("batch of vmap.*vectorize=True", lambda: torch.autograd.functional.jacobian(reduced, x, vectorize=True)),
-        ("batch of vmap.*is_grads_batched=True",
-         lambda: torch.autograd.grad(reduced(leaf), leaf, torch.ones(4, 3, 2), is_grads_batched=True)),
+        (
+            "batch of vmap.*is_grads_batched=True",
+            lambda: torch.autograd.grad(reduced(leaf), leaf, torch.ones(4, 3, 2), is_grads_batched=True),
+        ),
     ]
     for words, call in calls:
         with pytest.raises(UnsupportedError, match=rf"^all_reduce: .*{words}") as raised:
@@ -198,8 +219,11 @@ def test_transforms_of_torch_func_are_refused(alone):
 
 def test_virtual_devices_are_refused():
     mesh = fc.make_mesh({"data": 4})
-    for call in (lambda: ft.all_reduce(torch.ones(2), mesh, "data"), lambda: ft.barrier(mesh, "data"),
-                 lambda: ft.empty(2, mesh=mesh)):  # fmt: skip
+    for call in (
+        lambda: ft.all_reduce(torch.ones(2), mesh, "data"),
+        lambda: ft.barrier(mesh, "data"),
+        lambda: ft.empty(2, mesh=mesh),
+    ):
         with pytest.raises(MeshError, match=r"plays all 4 devices.*`funccoll run -n 4 script.py`"):
             call()
 

@@ -61,8 +61,12 @@ def test_ranks_with_other_parameters_are_told_the_first_difference(n):
 def test_limits_of_buckets():
     for found in results("limits_of_buckets"):
         assert found == [
-            [[3, 2], [1, 0]], [[2], [1, 0]], [[2], [1], [0]], [[3], [2], [1, 0]], [[3], [2, 1, 0]],
-        ]  # fmt: skip
+            [[3, 2], [1, 0]],
+            [[2], [1, 0]],
+            [[2], [1], [0]],
+            [[3], [2], [1, 0]],
+            [[3], [2, 1, 0]],
+        ]
 
 
 @pytest.mark.parametrize("n", RANKS)
@@ -93,18 +97,25 @@ def test_parameters_that_are_thawed_are_refused(n):
         assert text.startswith("ModuleError: '1.bias' had no gradient when the module was wrapped"), text
 
 
-COMPILED = JOIN + """
+COMPILED = (
+    JOIN
+    + """
 from tests.support.cases import torch_ddp_cases
 import warnings
 torch_ddp_cases.begin()
 warnings.simplefilter("ignore")  # dynamo's and inductor's own
 say(torch_ddp_cases.compiled(hear()))
 """
+)
 
 
-@pytest.mark.parametrize("backend", [
-    pytest.param("aot_eager", marks=pytest.mark.slow), pytest.param("inductor", marks=pytest.mark.exhaustive),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param("aot_eager", marks=pytest.mark.slow),
+        pytest.param("inductor", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_compiled_modules_have_one_graph_and_no_break(backend, tmp_path):
     """A compiled module in the wrapper, and the compiled wrapper; inductor takes 15 s for its C++."""
     if backend == "inductor" and shutil.which("g++") is None:
@@ -140,12 +151,25 @@ def test_the_logged_data_have_torchs_fields():
         assert found.pop("forward_compute_time") > 0 and found.pop("backward_comm_time") > 0
         assert found.pop("backward_compute_time") > 0
         assert found == {
-            "world_size": 2, "rank": rank, "module_name": "Sequential", "backend_name": "funccoll", "iteration": 1,
-            "bucket_cap_bytes": 104, "num_parameter_tensors": 6, "total_parameter_size_bytes": 480, "dtypes": "float64",
-            "bucket_sizes": "32, 128, 32, 128, 32, 128", "rebuilt_bucket_sizes": "32, 128, 32, 128, 32, 128",
-            "has_rebuilt_buckets": True, "num_buckets_reduced": 6, "broadcast_buffers": True, "find_unused_parameters": False,
-            "gradient_as_bucket_view": False, "static_graph": False, "comm_hook": "",
-        }  # fmt: skip
+            "world_size": 2,
+            "rank": rank,
+            "module_name": "Sequential",
+            "backend_name": "funccoll",
+            "iteration": 1,
+            "bucket_cap_bytes": 104,
+            "num_parameter_tensors": 6,
+            "total_parameter_size_bytes": 480,
+            "dtypes": "float64",
+            "bucket_sizes": "32, 128, 32, 128, 32, 128",
+            "rebuilt_bucket_sizes": "32, 128, 32, 128, 32, 128",
+            "has_rebuilt_buckets": True,
+            "num_buckets_reduced": 6,
+            "broadcast_buffers": True,
+            "find_unused_parameters": False,
+            "gradient_as_bucket_view": False,
+            "static_graph": False,
+            "comm_hook": "",
+        }
 
 
 # ---------------------------------------------------------------- torch's behaviours, by the names of TORCH_DISTRIBUTED.md
@@ -170,7 +194,7 @@ HELD = {
     "G15 logged data": "test_torch_ddp.py::test_the_logged_data_have_torchs_fields",
     "G16 hooks in any order": "torch_gradient_cases.py::hooks_in_another_order",
     "H1 join": "test_torch_ddp.py::test_uneven_inputs_join_or_end_on_all_ranks",
-}  # fmt: skip
+}
 
 
 @in_groups("behaviour", HELD)
@@ -202,7 +226,9 @@ def test_a_single_process_needs_no_job():
 
 # ---------------------------------------------------------------- ranks that fail
 
-FAILS = JOIN + """
+FAILS = (
+    JOIN
+    + """
 import torch
 from funccoll.torch import DistributedDataParallel
 import funccoll as fc
@@ -236,14 +262,23 @@ except fc.FunccollError as error:
     say(type(error).__name__, str(error).replace(chr(10), " "))
     {then}
 """
+)
 
 
-@pytest.mark.parametrize(("how", "alone", "kind", "words"), [
-    ("os.kill(os.getpid(), signal.SIGKILL)", False, "PeerFailure", "rank 1 died without a word"),
-    pytest.param("raise ValueError('a bad batch')", False, "PeerFailure", "rank 1 raised ValueError: a bad batch",
-                 marks=pytest.mark.slow),
-    pytest.param("pass", True, "P", "ranks wait for each other: rank", marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("how", "alone", "kind", "words"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", False, "PeerFailure", "rank 1 died without a word"),
+        pytest.param(
+            "raise ValueError('a bad batch')",
+            False,
+            "PeerFailure",
+            "rank 1 raised ValueError: a bad batch",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("pass", True, "P", "ranks wait for each other: rank", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("caps", [[1e-6], pytest.param(None, marks=pytest.mark.exhaustive)])
 def test_a_rank_that_fails_is_named(how, alone, kind, words, caps):
     """In the backward pass, or by calling the wrapper alone: the other rank is told in its backward pass."""

@@ -27,11 +27,18 @@ def told(name: str, n: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("n", case_jobs.SLOW_ALIKE)
-@pytest.mark.parametrize("name", [
-    "training_has_the_bits_of_the_cpu", "a_backward_pass_ends_in_the_devices_thread",
-    "a_thread_is_known_where_torch_takes_the_callers_reference", "several_passes_and_no_sync",
-    "kept_gradients_do_not_change", "communication_hooks", "uneven_inputs",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "training_has_the_bits_of_the_cpu",
+        "a_backward_pass_ends_in_the_devices_thread",
+        "a_thread_is_known_where_torch_takes_the_callers_reference",
+        "several_passes_and_no_sync",
+        "kept_gradients_do_not_change",
+        "communication_hooks",
+        "uneven_inputs",
+    ],
+)
 def test_a_case(name, n):
     case_jobs.results("torch_gpu_cases", name, n)
 
@@ -49,14 +56,15 @@ def test_what_cannot_be_trained_is_refused_by_name(n):
         r"ModuleError: device_ids=\[1\]: the module is on fake:0, and a process has one device. Give device_ids=\[0\]",
         r"ModuleError: device_ids=\[0, 0\]: the module is on fake:0",
         r"ModuleError: device_ids=\['cpu'\]: the module is on fake:0",
-        "no error", "no error",
+        "no error",
+        "no error",
         "ModuleError: gradients of 'weight' are sparse, and on GPUs only dense ones are reduced",
         "ModuleError: the module is on meta, and was on cpu when it was wrapped. Move a module before",
         "ProgramMismatch: .*parameter 0.weight: float32.* on fake",
         "ModuleError: the wrapped module was called while a CUDA graph is captured",
         r"MissingPackageError: '0.weight' is on fake:0, and modules on GPUs need CuPy: pip install 'funccoll\[cuda13\]'",
         r"DeviceError: '0.weight' is on fake:0, and this process \(rank \d\) computes on GPU 3: each process has one",
-    ]  # fmt: skip
+    ]
     for texts in told("refusals", n):
         for text, pattern in zip(texts, wanted, strict=True):
             assert re.match(pattern, text, re.DOTALL), text
@@ -77,8 +85,11 @@ def test_ranks_that_share_a_gpu_use_our_kernel():
         assert [ranks.end(rank) for rank in range(2)] == [(0, ["trained"], "")] * 2
 
 
-FAILS = JOIN + """
-""" + """
+FAILS = (
+    JOIN
+    + """
+"""
+    + """
 import torch
 from tests.support.cases import torch_gpu_cases as cases
 from tests.support.fakes.fake_torch_device import DeviceTensor, move
@@ -103,13 +114,17 @@ except fc.FunccollError as error:
     say(type(error).__name__, str(error).replace(chr(10), " "))
     sys.exit()
 """
+)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "words"), [
-    ("os.kill(os.getpid(), signal.SIGKILL)", "rank 1 died without a word"),
-    ("raise ValueError('a bad batch')", "rank 1 raised ValueError: a bad batch"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "rank 1 died without a word"),
+        ("raise ValueError('a bad batch')", "rank 1 raised ValueError: a bad batch"),
+    ],
+)
 def test_a_rank_that_fails_in_its_devices_thread_is_named(how, words):
     with Ranks(FAILS.replace("{how}", how), range(2), imports=TORCH) as ranks:
         assert set(ranks.lines().values()) == {"in"}

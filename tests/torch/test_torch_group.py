@@ -22,9 +22,12 @@ def run(folder, names, **variables):
     """Run cases of `torch_group_jobs.py` with further variables of the environment."""
     outside = {name: value for name, value in os.environ.items() if name not in _LAUNCHERS}
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(folder), *names], env={**outside, **variables}, capture_output=True, text=True,
+        [sys.executable, str(SCRIPT), str(folder), *names],
+        env={**outside, **variables},
+        capture_output=True,
+        text=True,
         timeout=300,
-    )  # fmt: skip
+    )
     assert done.returncode == 0 and done.stdout.splitlines() == [f"{name} is fine" for name in names], done.stdout + done.stderr
 
 

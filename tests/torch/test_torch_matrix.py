@@ -10,12 +10,15 @@ from tests.support.ranks.ranks import JOIN, TORCH, Ranks
 
 need("torch", "torch is not installed: pip install 'funccoll[torch]'")
 
-SCRIPT = JOIN + """
+SCRIPT = (
+    JOIN
+    + """
 import warnings
 warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
 from tests.support.ranks import torch_matrix_ranks
 torch_matrix_ranks.main(rank, {meeting!r}, {every})
 """
+)
 ERRORS = {
     "replaced parameter": r"ModuleError: '\S+' was (replaced|added) after wrapping.* at \S*torch_\w+\.py:\d+",
     "skipped backward": r"rank 1 skipped the backward pass of its forward \d \(.*torch_\w+\.py:\d+",

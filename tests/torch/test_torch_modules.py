@@ -15,13 +15,16 @@ from tests.support.ranks.ranks import JOIN, TORCH, Ranks
 
 need("torch", "torch is not installed: pip install 'funccoll[torch]'")
 
-SCRIPT = JOIN + """
+SCRIPT = (
+    JOIN
+    + """
 import warnings
 warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
 from tests.support.ranks import torch_ranks
 from {wrapper} import DistributedDataParallel
 torch_ranks.main(rank, {meeting!r}, {choice!r}, DistributedDataParallel, {steps})
 """
+)
 FOUND = {
     "torch's own": ("", "", "neither", "agree"),
     "no communication": (r"0\.weight: 72 of 72 elements", r"0\.weight: .* ulp", "both", "differ"),
@@ -36,16 +39,22 @@ SLOW, EXHAUSTIVE = pytest.mark.slow, pytest.mark.exhaustive
 STEPS, MANY = 4, 20
 
 
-@pytest.mark.parametrize(("count", "wrapper", "choice", "steps"), [
-    pytest.param(2, "funccoll.torch", "of every kind", STEPS, id="2 ranks"),
-    *(pytest.param(*case, marks=mark, id=name) for name, (mark, *case) in {
-        "2 ranks, others": (SLOW, 2, "funccoll.torch", "others", STEPS),
-        "3 ranks": (SLOW, 3, "funccoll.torch", "of every kind", STEPS),
-        "2 ranks, many steps": (EXHAUSTIVE, 2, "funccoll.torch", "all", MANY),
-        "3 ranks, many steps": (EXHAUSTIVE, 3, "funccoll.torch", "without kept gradients", MANY),
-        "2 ranks, torch against torch, many steps": (EXHAUSTIVE, 2, "torch.nn.parallel", "all", MANY),
-    }.items()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("count", "wrapper", "choice", "steps"),
+    [
+        pytest.param(2, "funccoll.torch", "of every kind", STEPS, id="2 ranks"),
+        *(
+            pytest.param(*case, marks=mark, id=name)
+            for name, (mark, *case) in {
+                "2 ranks, others": (SLOW, 2, "funccoll.torch", "others", STEPS),
+                "3 ranks": (SLOW, 3, "funccoll.torch", "of every kind", STEPS),
+                "2 ranks, many steps": (EXHAUSTIVE, 2, "funccoll.torch", "all", MANY),
+                "3 ranks, many steps": (EXHAUSTIVE, 3, "funccoll.torch", "without kept gradients", MANY),
+                "2 ranks, torch against torch, many steps": (EXHAUSTIVE, 2, "torch.nn.parallel", "all", MANY),
+            }.items()
+        ),
+    ],
+)
 def test_modules(count, wrapper, choice, steps, tmp_path):
     script = SCRIPT.format(wrapper=wrapper, meeting=str(tmp_path / "meeting"), choice=choice, steps=steps)
     wrong = []

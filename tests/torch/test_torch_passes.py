@@ -39,13 +39,15 @@ def test_a_backward_pass_around_the_wrapper_warns_once_with_the_users_line(n):
 @pytest.mark.parametrize("n", RANKS)
 def test_parameters_that_are_added_or_replaced_are_refused_by_name(n):
     wanted = [
-        "'3.weight', '3.bias' were added after wrapping", "'1.weight', '1.bias' were added after wrapping",
+        "'3.weight', '3.bias' were added after wrapping",
+        "'1.weight', '1.bias' were added after wrapping",
         "'2.weight', '2.bias' were replaced after wrapping",
         *["'0.weight', '0.bias', '1.weight', '1.bias', '2.weight' and 1 more were replaced after wrapping"] * 2,
         "'0.weight' was replaced after wrapping",
         "'1.parametrizations.weight.original0', '1.parametrizations.weight.original1' were added after wrapping; '1.weight' "
-        "was removed after wrapping", "'1.more' was added after wrapping",
-    ]  # fmt: skip
+        "was removed after wrapping",
+        "'1.more' was added after wrapping",
+    ]
     for found in results("changed_modules", n):
         for text, words in zip(found, wanted, strict=True):
             assert text.startswith(f"ModuleError: {words}: gradients of new parameters would not be averaged"), text
@@ -63,8 +65,9 @@ def test_parameters_that_only_some_ranks_freeze_are_named_on_all(n):
         for text in found:
             assert re.match(
                 r"ModuleError: ranks differ in which parameters they have frozen after wrapping \(requires_grad_\(False\)\): "
-                r"'0\.weight', '0\.bias' on rank 1\. Freeze the same ones on all ranks", text
-            ), text  # fmt: skip
+                r"'0\.weight', '0\.bias' on rank 1\. Freeze the same ones on all ranks",
+                text,
+            ), text
 
 
 @pytest.mark.parametrize("n", RANKS)
@@ -88,13 +91,14 @@ def test_a_skipped_backward_pass_is_named_on_all_ranks(n):
             assert re.match(rf"ModuleError: rank {n - 1} skipped the backward pass of its forward 2 {PLACE}", text), text
             assert "skip_if" in text
     wanted = {
-        "twice": "went backward again after its forward 2", "validates_alone": "skipped the backward pass of its forward 2",
+        "twice": "went backward again after its forward 2",
+        "validates_alone": "skipped the backward pass of its forward 2",
         "trains_in_evaluation_mode": "skipped the backward pass of its forward 3",
         "fails_in_the_backward_pass": "skipped the backward pass of its forward 2",
         "fails_in_the_forward_pass": "skipped the backward pass of its forward 2",
         "skips_two": f"skipped the backward pass of its forward 2 {PLACE} and of 1 later one",
         "by_hand": "skipped the backward pass of its forward 2",
-    }  # fmt: skip
+    }
     for found in results("passes_that_do_not_belong_together", n):
         for text, (name, words) in zip(found, wanted.items(), strict=True):
             assert re.match(f"{name}: ModuleError: rank {n - 1} {words}", text) and re.search(FILE, text), text
@@ -110,7 +114,9 @@ def test_a_backward_pass_too_many_is_named_at_its_line_when_it_meets_the_others_
             assert re.match(f"ModuleError: {wanted}, and rank 1's of its forward {forward} {PLACE} began new ones", text), text
 
 
-TRAINS_ALONE = JOIN + """
+TRAINS_ALONE = (
+    JOIN
+    + """
 from funccoll.torch import DistributedDataParallel
 from tests.support.cases.torch_pass_cases import mlp, trains, validates
 model = DistributedDataParallel(mlp())
@@ -126,6 +132,7 @@ try:
 except RuntimeError as error:
     say(str(error).split("\\n")[0])
 """
+)
 
 
 @pytest.mark.parametrize("more", [True, pytest.param(False, marks=pytest.mark.slow)])
@@ -139,8 +146,9 @@ def test_the_rank_that_goes_on_alone_is_not_taken_for_the_one_that_all_wait_for(
         perhaps = f", perhaps that of its {forward.format(2, 'validates')}, averaged with another line's" if more else ""
         assert re.match(
             "rank 1 has skipped a backward pass or made fewer steps, or rank 0, now in the backward pass of its "
-            rf"{forward.format(4, 'validates' if more else 'square')}, has made one too many{perhaps}\. Let all", lines[0]
-        ), lines[0]  # fmt: skip
+            rf"{forward.format(4, 'validates' if more else 'square')}, has made one too many{perhaps}\. Let all",
+            lines[0],
+        ), lines[0]
         ranks.end_well()
 
 

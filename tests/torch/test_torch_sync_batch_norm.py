@@ -18,7 +18,9 @@ from tests.support.ranks.ranks import JOIN, TORCH, Ranks
 need("torch", "torch is not installed: pip install 'funccoll[torch]'")
 torch, ft = lazily("torch"), lazily("funccoll.torch")
 
-BODY = JOIN + """
+BODY = (
+    JOIN
+    + """
 import json
 import torch
 torch.set_num_threads(1)
@@ -28,6 +30,7 @@ failures, equal = check_all(fc.world_size())
 say(json.dumps(failures))
 say(equal)
 """
+)
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])

@@ -42,10 +42,13 @@ def test_a_value_that_is_empty_is_not_set(monkeypatch):
     assert config.THEME.read() == "dark"
 
 
-@pytest.mark.parametrize(("name", "says"), [
-    ("FUNCCOLL_TIMOUT", "Did you mean FUNCCOLL_TIMEOUT: seconds that a collective waits"),
-    ("FUNCCOLL_QQQ", "funccoll.config has all that are read"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("FUNCCOLL_TIMOUT", "Did you mean FUNCCOLL_TIMEOUT: seconds that a collective waits"),
+        ("FUNCCOLL_QQQ", "funccoll.config has all that are read"),
+    ],
+)
 def test_doctor_names_variables_that_mean_nothing(name, says):
     right, wrong = doctor._variables({"FUNCCOLL_DEBUG": "nans", name: "5", "PATH": "/bin"})
     assert right.state == "ok" and right.value.startswith("'nans' (words with commas")

@@ -115,8 +115,11 @@ def test_the_gradient_of_a_value_that_varies_over_some_axes(op):
 
 
 def test_a_dtype_that_has_no_such_reduction_is_refused_all_the_same():
-    for op, x, part in (("mean", np.arange(3), "no exact mean"), ("and", np.ones(3), "integers or booleans"),
-                        ("max", np.ones(3, complex), "no order")):  # fmt: skip
+    for op, x, part in (
+        ("mean", np.arange(3), "no exact mean"),
+        ("and", np.ones(3), "integers or booleans"),
+        ("max", np.ones(3, complex), "no order"),
+    ):
         wrong(DTypeError, lambda: run(lambda x: fc.all_reduce(x, "data", op=op), x, spec=P(), out=P()), part)
 
 

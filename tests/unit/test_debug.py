@@ -291,9 +291,11 @@ def test_each_process_prints_its_own_and_may_print_other_values_than_the_others(
 def test_a_search_that_the_environment_asks_for_stops_the_rank_that_makes_one(tmp_path):
     (tmp_path / "job.py").write_text(NANS_JOB)
     done = subprocess.run(
-        [sys.executable, "-m", "funccoll", "run", "-n", "2", str(tmp_path / "job.py")], capture_output=True, text=True,
+        [sys.executable, "-m", "funccoll", "run", "-n", "2", str(tmp_path / "job.py")],
+        capture_output=True,
+        text=True,
         env={**os.environ, "FUNCCOLL_DEBUG": "detail,nans"},
-    )  # fmt: skip
+    )
     assert done.returncode != 0
     assert "[1] funccoll.errors.NonFiniteError: inf from log on rank 1: 1 of 2 elements" in done.stderr, done.stderr
     assert "[0] PeerFailure: rank 1 raised" in done.stderr and "job.py:6 in step" in done.stderr

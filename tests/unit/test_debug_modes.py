@@ -52,8 +52,13 @@ NAN = np.where(FLOATS == 3, np.nan, FLOATS).astype(np.float32)
 @pytest.mark.parametrize(
     ("case", "x", "words"),
     [
-        ("log", FLOATS, r"^inf from log on rank 0 \(data=0, model=0\): 1 of 2 elements of its result f32\[2\]\. "
-         r"Operand 0 is f32\[2\], from 0 to 1\. If the inf is meant, use fc\.debug\.nans\(infs=False\)\.\n  at .*debug_modes"),
+        (
+            "log",
+            FLOATS,
+            r"^inf from log on rank 0 \(data=0, model=0\): 1 of 2 elements of its result f32\[2\]\. "
+            r"Operand 0 is f32\[2\], from 0 to 1\. If the inf is meant, use fc\.debug\.nans\(infs=False\)\.\n  "
+            r"at .*debug_modes",
+        ),
         ("sqrt", FLOATS, r"^NaN from sqrt on rank 0 .*: 1 of 2 .* Operand 0 is f32\[2\], from -2 to 0\.\n  at .* in _steps$"),
         ("divide", FLOATS, r"^NaN from divide on rank 0 .* Operand 0 .*from 0 to 1; operand 1 is f32\[\], 0\.\n"),
         ("loop", FLOATS, r"^NaN from divide on rank 0 .*\n.* in <lambda>$"),
@@ -61,7 +66,7 @@ NAN = np.where(FLOATS == 3, np.nan, FLOATS).astype(np.float32)
         ("overflow", FLOATS, r"^inf from all_reduce on rank 0 .*: 1 of 2 elements.* from 0 to 1e\+38\. If"),
         ("none", NAN, r"^NaN from subtract on rank 2 .* \(x of _steps\) is f32\[2\], NaN already in 1 of 2 elements"),
     ],
-)  # fmt: skip
+)
 def test_the_first_operation_that_makes_one_is_named(case, x, words):
     STEPS(W, x, case)  # compiled without
     with fc.debug.nans(), pytest.raises(NonFiniteError, match=words):
@@ -71,6 +76,7 @@ def test_the_first_operation_that_makes_one_is_named(case, x, words):
 
 def test_an_argument_with_an_inf_is_named_by_the_error_far_behind_it():
     """An inf alone is passed over, and goes through the product; what makes a NaN of it reads no argument."""
+
     def hidden(w, x):
         h = x @ w["up"]
         return np.sum(h - np.maximum(h, 0) * 2)
@@ -91,6 +97,7 @@ def test_an_argument_with_an_inf_is_named_by_the_error_far_behind_it():
 
 def test_an_argument_that_is_read_later_is_not_named():
     """The mask of the call before had an inf, and this call has not come to its mask."""
+
     def hidden(x, mask):
         return x - x * 2 + mask
 
@@ -223,8 +230,11 @@ print("result", step(np.arange(4.0)))
 def test_pdb_steps_through_with_values(tmp_path):
     (tmp_path / "job.py").write_text(PDB_JOB)
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "job.py")], capture_output=True, text=True, input="n\nn\np y\nn\np s\nc\n",
-    )  # fmt: skip
+        [sys.executable, str(tmp_path / "job.py")],
+        capture_output=True,
+        text=True,
+        input="n\nn\np y\nn\np s\nc\n",
+    )
     assert done.returncode == 0, done.stderr
     assert "-> y = x + 1" in done.stdout and "-> return s" in done.stdout and "result [4. 6.]" in done.stdout
     assert "Tracer(f64[2]{i}, {i=0: array([1., 2.]), i=1: array([3., 4.])})" in done.stdout, done.stdout
@@ -252,8 +262,11 @@ for _ in range(2):
 def test_a_breakpoint_shows_the_callers_variables_on_one_device(tmp_path):
     (tmp_path / "job.py").write_text(BREAKPOINT_JOB)
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "job.py")], capture_output=True, text=True, input="p tree, word\nc\nw\np x + 1\nq\n",
-    )  # fmt: skip
+        [sys.executable, str(tmp_path / "job.py")],
+        capture_output=True,
+        text=True,
+        input="p tree, word\nc\nw\np x + 1\nq\n",
+    )
     package = str(Path(fc.__file__).parent)
     assert "job.py(11)<module>()" in done.stdout and done.stderr.count("job.py") == 3, done.stderr  # and no frames of ours
     assert not any(text in done.stdout + done.stderr for text in (package, "<funccoll ")), done.stdout + done.stderr
@@ -268,9 +281,13 @@ def test_a_breakpoint_of_a_job_takes_the_terminal(tmp_path):
     (tmp_path / "job.py").write_text(BREAKPOINT_JOB)
     terminal, inside = pty.openpty()
     job = subprocess.Popen(
-        [sys.executable, "-m", "funccoll", "run", "-n", "2", str(tmp_path / "job.py")], stdin=inside, stdout=inside,
-        stderr=inside, start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-    )  # fmt: skip
+        [sys.executable, "-m", "funccoll", "run", "-n", "2", str(tmp_path / "job.py")],
+        stdin=inside,
+        stdout=inside,
+        stderr=inside,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
     os.close(inside)
     commands, out = [b"p tree, word\n", b"c\n", b"p x + 1\n", b"c\n"], b""
     for prompts in range(1, 6):
@@ -295,7 +312,10 @@ def test_a_breakpoint_without_an_input_says_so(tmp_path):
         fc.debug.breakpoint(rank=True)
     (tmp_path / "job.py").write_text(BREAKPOINT_JOB)
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "job.py")], capture_output=True, text=True, stdin=subprocess.DEVNULL,
+        [sys.executable, str(tmp_path / "job.py")],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
         start_new_session=True,
-    )  # fmt: skip
+    )
     assert "fc.debug.breakpoint on rank 1: the process has neither an input nor a terminal for a prompt." in done.stderr

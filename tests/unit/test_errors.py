@@ -110,6 +110,7 @@ def test_axes_stand_in_messages_as_words(axes, words):
 
 def test_a_value_that_is_not_an_array_is_told_by_its_type():
     """Its text may be of many lines, and was cut in the middle of an array."""
+
     @dataclasses.dataclass
     class Held:
         w: Any
@@ -370,9 +371,16 @@ def test_errors_travel_between_processes_unchanged():
 
 def test_existing_handlers_keep_working():
     for kind, builtin in [
-        (MeshError, ValueError), (ShardingError, ValueError), (ShapeError, ValueError), (PytreeError, ValueError),
-        (DTypeError, TypeError), (VaryingError, TypeError), (TraceError, TypeError), (PlannedError, NotImplementedError),
-        (DeletedArrayError, RuntimeError), (UnsupportedError, TypeError),
-    ]:  # fmt: skip
+        (MeshError, ValueError),
+        (ShardingError, ValueError),
+        (ShapeError, ValueError),
+        (PytreeError, ValueError),
+        (DTypeError, TypeError),
+        (VaryingError, TypeError),
+        (TraceError, TypeError),
+        (PlannedError, NotImplementedError),
+        (DeletedArrayError, RuntimeError),
+        (UnsupportedError, TypeError),
+    ]:
         assert issubclass(kind, builtin)
         assert issubclass(kind, fc.FunccollError)

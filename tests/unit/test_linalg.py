@@ -111,24 +111,30 @@ def test_gradients_agree_with_jax():
     tall, w = matrices(4, 3, dtype=np.complex64), matrices(3, 3, dtype=np.complex64, seed=3)
     real = lambda m: lambda x: m.sum(m.real(w * x))
     cases: list[tuple[Any, Any]] = [
-        (lambda m, x: real(m)(m.linalg.inv(x)), a), (lambda m, x: m.real(m.linalg.det(x)), a),
+        (lambda m, x: real(m)(m.linalg.inv(x)), a),
+        (lambda m, x: m.real(m.linalg.det(x)), a),
         (lambda m, x: m.linalg.slogdet(x)[1] + m.imag(m.linalg.slogdet(x)[0]), a),
-        (lambda m, x: real(m)(m.linalg.solve(x, w)), a), (lambda m, x: real(m)(m.linalg.solve(w, x)), a),
+        (lambda m, x: real(m)(m.linalg.solve(x, w)), a),
+        (lambda m, x: real(m)(m.linalg.solve(w, x)), a),
         (lambda m, x: m.sum(m.abs(m.linalg.svd(x, full_matrices=False)[0]) ** 3), tall),
         (lambda m, x: m.sum(m.linalg.svd(x, compute_uv=False) ** 3), tall),
-        (lambda m, x: real(m)(m.linalg.qr(x)[1]), tall), (lambda m, x: real(m)(m.linalg.pinv(x) @ tall), tall),
-        (lambda m, x: m.sum(m.abs(m.linalg.eigvals(x)) ** 2), a), (lambda m, x: m.sum(m.abs(m.fft.fft(x, 5)) ** 3), a),
-        (lambda m, x: m.sum(m.fft.irfft(x, 5) ** 3), a), (lambda m, x: m.sum(m.abs(m.fft.rfft(m.real(x), 4)) ** 3), a),
-    ]  # fmt: skip
+        (lambda m, x: real(m)(m.linalg.qr(x)[1]), tall),
+        (lambda m, x: real(m)(m.linalg.pinv(x) @ tall), tall),
+        (lambda m, x: m.sum(m.abs(m.linalg.eigvals(x)) ** 2), a),
+        (lambda m, x: m.sum(m.abs(m.fft.fft(x, 5)) ** 3), a),
+        (lambda m, x: m.sum(m.fft.irfft(x, 5) ** 3), a),
+        (lambda m, x: m.sum(m.abs(m.fft.rfft(m.real(x), 4)) ** 3), a),
+    ]
     for number, (f, x) in enumerate(cases):
         got = fc.grad(lambda x, f=f: f(np, x))(x)
         want = jax.grad(lambda x, f=f: f(jnp, x))(x)
         np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-3, err_msg=f"case {number}")
     # JAX reads the mean of the matrix and its adjoint, NumPy one triangle.
     halves: list[Any] = [
-        lambda m, x: real(m)(m.linalg.cholesky(x)), lambda m, x: m.sum(m.linalg.eigvalsh(x) ** 2),
+        lambda m, x: real(m)(m.linalg.cholesky(x)),
+        lambda m, x: m.sum(m.linalg.eigvalsh(x) ** 2),
         lambda m, x: m.sum(m.abs(m.linalg.eigh(x)[1]) ** 3),
-    ]  # fmt: skip
+    ]
     for number, f in enumerate(halves):
         got = fc.grad(lambda x, f=f: f(np, x))(h)
         want = jax.grad(lambda x, f=f: f(jnp, x))(h)
@@ -163,8 +169,11 @@ def test_gradients_of_determinants_are_cofactors():
         of_sum = lambda a: np.sum(np.real(np.linalg.det(a)))
         for found in (fc.grad(of_sum)(a), fc.jit(fc.grad(of_sum))(a), fc.vmap(fc.grad(of_sum))(a)):
             np.testing.assert_allclose(found, want, atol=1e-12)
-    np.testing.assert_allclose(fc.jvp(np.linalg.det, (stack,), (np.ones((5, 3, 3)),))[1],
-                               np.sum([cofactors(x) for x in stack], axis=(1, 2)), atol=1e-12)  # fmt: skip
+    np.testing.assert_allclose(
+        fc.jvp(np.linalg.det, (stack,), (np.ones((5, 3, 3)),))[1],
+        np.sum([cofactors(x) for x in stack], axis=(1, 2)),
+        atol=1e-12,
+    )
 
 
 def test_singular_matrices_raise_numpys_error_with_the_users_line():
@@ -204,8 +213,19 @@ def test_singular_matrices_raise_numpys_error_with_the_users_line():
 
 def test_what_does_not_fit_is_refused():
     a = np.ones((2, 3))
-    for call in (L.inv, L.det, L.slogdet, L.cholesky, L.eigh, L.eigvalsh, L.eig, L.eigvals, lambda a: L.matrix_power(a, 2),
-                 lambda a: L.solve(a, a), lambda a: fc.linalg.solve_triangular(a, a)):  # fmt: skip
+    for call in (
+        L.inv,
+        L.det,
+        L.slogdet,
+        L.cholesky,
+        L.eigh,
+        L.eigvalsh,
+        L.eig,
+        L.eigvals,
+        lambda a: L.matrix_power(a, 2),
+        lambda a: L.solve(a, a),
+        lambda a: fc.linalg.solve_triangular(a, a),
+    ):
         with pytest.raises(ShapeError, match=r"square|equal"):
             fc.jit(call)(a)
     with pytest.raises(ShapeError, match=r"\(3, 3\).*\(2, 3\): it has 2 rows, not 3"):
@@ -219,14 +239,24 @@ def test_what_does_not_fit_is_refused():
         fc.linalg.solve_triangular(np.eye(3), a)
     with pytest.raises(TraceError, match="trans"):
         fc.linalg.solve_triangular(np.eye(2), a, trans="H")
-    for call in (lambda a: np.linalg.svd(a, hermitian=True), lambda a: np.linalg.qr(a, "raw"),
-                 lambda a: np.linalg.pinv(a, np.ones(1))):  # fmt: skip
+    for call in (
+        lambda a: np.linalg.svd(a, hermitian=True),
+        lambda a: np.linalg.qr(a, "raw"),
+        lambda a: np.linalg.pinv(a, np.ones(1)),
+    ):
         with pytest.raises(UnsupportedError):
             fc.jit(call)(a)
-    for call in (lambda a: np.linalg.eigh(a, "X"), lambda a: np.linalg.tensorsolve(a, a), lambda a: np.linalg.tensorinv(a, 0),
-                 lambda a: np.linalg.multi_dot([a]), lambda a: np.linalg.pinv(a, 1e-3, rtol=1e-3),
-                 lambda a: np.linalg.norm(a, 7), lambda a: np.fft.fft(a, 0), lambda a: np.fft.fft(a, norm="half"),
-                 lambda a: np.fft.fftn(a, s=(1,), axes=(0, 1))):  # fmt: skip
+    for call in (
+        lambda a: np.linalg.eigh(a, "X"),
+        lambda a: np.linalg.tensorsolve(a, a),
+        lambda a: np.linalg.tensorinv(a, 0),
+        lambda a: np.linalg.multi_dot([a]),
+        lambda a: np.linalg.pinv(a, 1e-3, rtol=1e-3),
+        lambda a: np.linalg.norm(a, 7),
+        lambda a: np.fft.fft(a, 0),
+        lambda a: np.fft.fft(a, norm="half"),
+        lambda a: np.fft.fftn(a, s=(1,), axes=(0, 1)),
+    ):
         with pytest.raises(ShapeError):
             fc.jit(call)(a)
     with pytest.raises(DTypeError):
@@ -248,15 +278,23 @@ def test_vectors_that_any_basis_could_be_have_no_gradient():
 
 # ---------------------------------------------------------------- rules of batching
 
-PRIMITIVES = [p for m in (linear_systems, decompositions, least_squares, fourier) for name, p in vars(m).items()
-              if name.endswith("_p") and name in m.__all__]  # fmt: skip
+PRIMITIVES = [
+    p
+    for m in (linear_systems, decompositions, least_squares, fourier)
+    for name, p in vars(m).items()
+    if name.endswith("_p") and name in m.__all__
+]
 PARAMS: dict[str, dict[str, Any]] = {
     "linalg.solve_triangular": {"lower": True, "unit_diagonal": False},
-    "linalg.pinv": {"rcond": 1e-15}, "linalg.lstsq": {"rcond": 1e-15},
-    "linalg.cholesky": {"upper": False}, "linalg.eigh": {"lower": True}, "linalg.eigvalsh": {"lower": True},
-    "linalg.svd": {"full_matrices": True}, "linalg.qr": {"complete": False},
+    "linalg.pinv": {"rcond": 1e-15},
+    "linalg.lstsq": {"rcond": 1e-15},
+    "linalg.cholesky": {"upper": False},
+    "linalg.eigh": {"lower": True},
+    "linalg.eigvalsh": {"lower": True},
+    "linalg.svd": {"full_matrices": True},
+    "linalg.qr": {"complete": False},
     **{f"fft.{name}": {"n": 5, "dim": 0, "norm": "ortho"} for name in ("fft", "ifft", "rfft", "irfft")},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("primitive", PRIMITIVES, ids=lambda p: p.name)

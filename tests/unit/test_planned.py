@@ -39,13 +39,22 @@ def test_names_of_jax_and_torch_say_what_they_are_here(name, here):
     check_paths(here)
 
 
-@pytest.mark.parametrize(("module", "name", "here"), [
-    ("nn", "dot_product_attention", "fc.nn.attention("), ("nn", "Linear", "x @ weight + bias"), ("nn", "Conv2d", "fc.nn.conv("),
-    ("nn", "CrossEntropyLoss", "fc.nn.cross_entropy("), ("random", "PRNGKey", "fc.random.key(seed)"),
-    ("random", "randn", "fc.random.normal(key"), ("optim", "Adam", "fc.optim.adam("), ("tree", "tree_map", "fc.tree.map"),
-    ("tree", "register_pytree_node", "fc.tree.register("), ("nn", "functional", "fc.nn itself"),
-    ("optim", "clip_grad_norm_", "fc.optim.clip_by_global_norm(max_norm)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("module", "name", "here"),
+    [
+        ("nn", "dot_product_attention", "fc.nn.attention("),
+        ("nn", "Linear", "x @ weight + bias"),
+        ("nn", "Conv2d", "fc.nn.conv("),
+        ("nn", "CrossEntropyLoss", "fc.nn.cross_entropy("),
+        ("random", "PRNGKey", "fc.random.key(seed)"),
+        ("random", "randn", "fc.random.normal(key"),
+        ("optim", "Adam", "fc.optim.adam("),
+        ("tree", "tree_map", "fc.tree.map"),
+        ("tree", "register_pytree_node", "fc.tree.register("),
+        ("nn", "functional", "fc.nn itself"),
+        ("optim", "clip_grad_norm_", "fc.optim.clip_by_global_norm(max_norm)"),
+    ],
+)
 def test_names_of_other_libraries_in_public_modules(module, name, here):
     found = importlib.import_module(f"funccoll.{module}")
     with pytest.raises(AttributeError, match=f"module 'funccoll.{module}' has no attribute {name!r}; here it is ") as caught:
@@ -55,11 +64,17 @@ def test_names_of_other_libraries_in_public_modules(module, name, here):
     check_paths(str(caught.value))
 
 
-@pytest.mark.parametrize(("module", "name", "here"), [
-    ("funccoll", "psum", "fc.all_reduce(x, axis)"), ("funccoll", "PartitionSpec", "fc.P"), ("funccoll.nn", "Linear", "x @ w"),
-    ("funccoll.optim", "AdamW", "fc.optim.adamw(learning_rate)"), ("funccoll.tree", "tree_map", "fc.tree.map"),
-    ("funccoll", "numpy", "NumPy: fc.jit traces np's functions"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("module", "name", "here"),
+    [
+        ("funccoll", "psum", "fc.all_reduce(x, axis)"),
+        ("funccoll", "PartitionSpec", "fc.P"),
+        ("funccoll.nn", "Linear", "x @ w"),
+        ("funccoll.optim", "AdamW", "fc.optim.adamw(learning_rate)"),
+        ("funccoll.tree", "tree_map", "fc.tree.map"),
+        ("funccoll", "numpy", "NumPy: fc.jit traces np's functions"),
+    ],
+)
 def test_imports_of_names_of_other_libraries_say_what_they_are_here(module, name, here):
     for statement in (f"from {module} import {name}", f"def f():\n  from {module} import {name} as x\nf()"):
         with pytest.raises(ImportError, match=f"^cannot import name '{name}' from '{module}'; here it is {re.escape(here)}"):
@@ -77,9 +92,22 @@ def test_imports_of_other_names_are_pythons_own():
         exec("from funccoll.optim import no_such", {})
 
 
-@pytest.mark.parametrize("module", [
-    "", ".nn", ".random", ".optim", ".tree", ".draw", ".schedules", ".profiling", ".linalg", ".special", ".debug",
-])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "",
+        ".nn",
+        ".random",
+        ".optim",
+        ".tree",
+        ".draw",
+        ".schedules",
+        ".profiling",
+        ".linalg",
+        ".special",
+        ".debug",
+    ],
+)
 def test_dir_lists_public_names_alone(module):
     """Those of funccoll.torch are in tests/torch/test_torch_singular_derivatives.py."""
     package = importlib.import_module(f"funccoll{module}")
@@ -144,10 +172,16 @@ def test_unknown_names_are_ordinary_attribute_errors(name):
     assert not isinstance(caught.value, PlannedError)
 
 
-@pytest.mark.parametrize("ask", [
-    lambda: fc.AdamW, lambda: fc.nn.Linear, lambda: fc.psum, lambda: getattr(fc, next(iter(fc._PLANNED), "no_name")),
-    lambda: exec("from funccoll import psum"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: fc.AdamW,
+        lambda: fc.nn.Linear,
+        lambda: fc.psum,
+        lambda: getattr(fc, next(iter(fc._PLANNED), "no_name")),
+        lambda: exec("from funccoll import psum"),
+    ],
+)
 def test_names_that_are_not_there_show_no_frames_of_ours(ask):
     with pytest.raises((AttributeError, ImportError)) as caught:
         ask()
@@ -192,12 +226,15 @@ def test_submodules_import_in_any_order():
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(("call", "here"), [
-    (lambda x: fc.all_gather(x, "data", tiled=True), "'tiled'; here it is nothing: fc.all_gather concatenates along dim"),
-    (lambda x: fc.permute(x, "data", perm=[(0, 1)]), "'perm'; here it is pairs=[(source, destination), ...]"),
-    (lambda x: fc.all_reduce(x, axis_name="data"), "'axis_name'; here it is axis, the name of a mesh axis"),
-    (lambda x: fc.all_reduce(x, "data", keepdims=True), "'keepdims'. It has algorithm, axis, op, x"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("call", "here"),
+    [
+        (lambda x: fc.all_gather(x, "data", tiled=True), "'tiled'; here it is nothing: fc.all_gather concatenates along dim"),
+        (lambda x: fc.permute(x, "data", perm=[(0, 1)]), "'perm'; here it is pairs=[(source, destination), ...]"),
+        (lambda x: fc.all_reduce(x, axis_name="data"), "'axis_name'; here it is axis, the name of a mesh axis"),
+        (lambda x: fc.all_reduce(x, "data", keepdims=True), "'keepdims'. It has algorithm, axis, op, x"),
+    ],
+)
 def test_keywords_of_jax_and_torch_say_what_they_are_here(call, here, line):
     with pytest.raises(TypeError, match=rf"^fc\.\w+ has no argument {re.escape(here)}"):
         fc.jit(call, mesh=line, in_specs=fc.P("data"))(np.ones(4))
@@ -210,19 +247,31 @@ def model(**options):
     return fc.DataParallel({"w": ONE}, lambda p, x: np.sum(p["w"] * x), fc.optim.sgd(0.1), **options)
 
 
-@pytest.mark.parametrize(("call", "words"), [
-    (lambda: fc.optim.adamw(lr=1e-3), "fc.optim.adamw has no argument 'lr'; here it is learning_rate."),
-    (lambda: fc.optim.adam(1e-3, betas=(0.9, 0.99)), "fc.optim.adam has no argument 'betas'; here it is b1 and b2."),
-    (lambda: fc.jit(abs, in_shardings=fc.P()), "fc.jit has no argument 'in_shardings'; here it is in_specs, of fc.P(...)."),
-    (lambda: fc.jit(abs, in_spec=fc.P()), "fc.jit has no argument 'in_spec'; here it is in_specs."),
-    (lambda: fc.jit(lambda x: fc.nn.softmax(x, dim=-1))(ONE), "fc.nn.softmax has no argument 'dim'; here it is axis."),
-    (lambda: fc.nn.softmax(ONE, stable=True), "fc.nn.softmax has no argument 'stable'. It has axis, x."),
-    (lambda: fc.nn.cross_entropy(ONE, LABEL, reduction="mean"), "here it is the mean of what it returns: np.mean(fc.nn.cross_"),
-    (lambda: fc.make_mesh((2, 2), ("a", "b")), 'too many positional arguments. Write fc.make_mesh({"data": 4, "model": 2}).'),
-    (lambda: fc.make_mesh(a=2), "fc.make_mesh has no argument 'a'. Write fc.make_mesh({\"data\": 4, \"model\": 2})."),
-    (lambda: model(lr=0.1), "fc.DataParallel has no argument 'lr'; here it is the optimizer's: fc.optim.adam(learning_rate)."),
-    (lambda: model(bucket_cap=1), "fc.DataParallel has no argument 'bucket_cap'; here it is bucket_cap_mb."),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: fc.optim.adamw(lr=1e-3), "fc.optim.adamw has no argument 'lr'; here it is learning_rate."),
+        (lambda: fc.optim.adam(1e-3, betas=(0.9, 0.99)), "fc.optim.adam has no argument 'betas'; here it is b1 and b2."),
+        (lambda: fc.jit(abs, in_shardings=fc.P()), "fc.jit has no argument 'in_shardings'; here it is in_specs, of fc.P(...)."),
+        (lambda: fc.jit(abs, in_spec=fc.P()), "fc.jit has no argument 'in_spec'; here it is in_specs."),
+        (lambda: fc.jit(lambda x: fc.nn.softmax(x, dim=-1))(ONE), "fc.nn.softmax has no argument 'dim'; here it is axis."),
+        (lambda: fc.nn.softmax(ONE, stable=True), "fc.nn.softmax has no argument 'stable'. It has axis, x."),
+        (
+            lambda: fc.nn.cross_entropy(ONE, LABEL, reduction="mean"),
+            "here it is the mean of what it returns: np.mean(fc.nn.cross_",
+        ),
+        (
+            lambda: fc.make_mesh((2, 2), ("a", "b")),
+            'too many positional arguments. Write fc.make_mesh({"data": 4, "model": 2}).',
+        ),
+        (lambda: fc.make_mesh(a=2), 'fc.make_mesh has no argument \'a\'. Write fc.make_mesh({"data": 4, "model": 2}).'),
+        (
+            lambda: model(lr=0.1),
+            "fc.DataParallel has no argument 'lr'; here it is the optimizer's: fc.optim.adam(learning_rate).",
+        ),
+        (lambda: model(bucket_cap=1), "fc.DataParallel has no argument 'bucket_cap'; here it is bucket_cap_mb."),
+    ],
+)
 def test_keywords_of_other_functions(call, words):
     with pytest.raises(TypeError) as caught:
         call()

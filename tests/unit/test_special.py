@@ -25,12 +25,17 @@ CASES: dict[str, tuple[tuple, ...]] = {
     **dict.fromkeys(("erf", "erfc", "erfcx", "erfi", "dawsn", "ndtr", "log_ndtr", "expit", "log_expit"), (ANY,)),
     **dict.fromkeys(("j0", "j1", "i0", "i1", "i0e", "i1e"), (ANY,)),
     **dict.fromkeys(("ndtri", "logit"), (UNIT,)),
-    "erfinv": ((-0.9, 0.9),), "erfcinv": ((0.2, 1.8),), "ndtri_exp": ((-2, -0.2),),
+    "erfinv": ((-0.9, 0.9),),
+    "erfcinv": ((0.2, 1.8),),
+    "ndtri_exp": ((-2, -0.2),),
     **dict.fromkeys(("beta", "betaln", "poch", "xlogy", "xlog1py", "rel_entr", "kl_div"), (POSITIVE, POSITIVE)),
-    **dict.fromkeys(("gammainc", "gammaincc"), (2.5, POSITIVE)), "betainc": (1.5, 2.5, UNIT),
-    "stdtr": (2.5, ANY), "_zeta": (2.5, POSITIVE),
-    **dict.fromkeys(("jv", "yv", "iv", "ive", "kv", "kve"), (2.5, POSITIVE)), "yn": (2, POSITIVE),
-}  # fmt: skip
+    **dict.fromkeys(("gammainc", "gammaincc"), (2.5, POSITIVE)),
+    "betainc": (1.5, 2.5, UNIT),
+    "stdtr": (2.5, ANY),
+    "_zeta": (2.5, POSITIVE),
+    **dict.fromkeys(("jv", "yv", "iv", "ive", "kv", "kve"), (2.5, POSITIVE)),
+    "yn": (2, POSITIVE),
+}
 COMPLEX = ("erf", "erfc", "erfcx", "dawsn", "ndtr", "log_ndtr", "jv", "kve")
 
 
@@ -116,9 +121,11 @@ def test_python_scalars_are_weak():
 def test_aliases_and_zeta():
     x = np.array([0.5, 2.0])
     for call in (
-        scipy_special.digamma, lambda x: scipy_special.jn(3, x), lambda x: scipy_special.zeta(3, x),
+        scipy_special.digamma,
+        lambda x: scipy_special.jn(3, x),
+        lambda x: scipy_special.zeta(3, x),
         lambda x: scipy_special.zeta(x + 2, 1.5),
-    ):  # fmt: skip
+    ):
         np.testing.assert_array_equal(np.asarray(fc.jit(call)(x)), call(x))
 
 
@@ -163,12 +170,20 @@ def test_functions_that_convert_their_arguments():
     x = np.random.default_rng(0).uniform(0.5, 3, (3, 4))
     b = np.where(x > 1, x, 0)
     for call in (
-        lambda m, x: m.polygamma(0, x), lambda m, x: m.polygamma(1, x), lambda m, x: m.polygamma(4, x),
-        lambda m, x: m.multigammaln(x + 2, 3), lambda m, x: m.logsumexp(x), lambda m, x: m.logsumexp(x, axis=0),
-        lambda m, x: m.logsumexp(x, axis=(0, 1), keepdims=True), lambda m, x: m.logsumexp(x, b=b, axis=1),
-        lambda m, x: m.logsumexp(500 * x, b=b), lambda m, x: m.softmax(x), lambda m, x: m.softmax(x, axis=0),
-        lambda m, x: m.log_softmax(x), lambda m, x: m.log_softmax(x, axis=1),
-    ):  # fmt: skip
+        lambda m, x: m.polygamma(0, x),
+        lambda m, x: m.polygamma(1, x),
+        lambda m, x: m.polygamma(4, x),
+        lambda m, x: m.multigammaln(x + 2, 3),
+        lambda m, x: m.logsumexp(x),
+        lambda m, x: m.logsumexp(x, axis=0),
+        lambda m, x: m.logsumexp(x, axis=(0, 1), keepdims=True),
+        lambda m, x: m.logsumexp(x, b=b, axis=1),
+        lambda m, x: m.logsumexp(500 * x, b=b),
+        lambda m, x: m.softmax(x),
+        lambda m, x: m.softmax(x, axis=0),
+        lambda m, x: m.log_softmax(x),
+        lambda m, x: m.log_softmax(x, axis=1),
+    ):
         close(fc.jit(lambda x, call=call: call(special, x))(x), call(scipy_special, x))
         close(call(special, x), call(scipy_special, x))
     with pytest.raises(ShapeError):

@@ -261,11 +261,15 @@ def test_classes_that_are_not_registered():
 
     model, weigh = Unregistered(np.ones((3, 2))), lambda m: np.sum(m.weight)
     for use in (
-        lambda: fc.jit(weigh)(model), lambda: fc.grad(weigh)(model), lambda: fc.vmap(weigh)(model),
-        lambda: fc.hessian(weigh)(model), lambda: fc.jit(lambda x: Unregistered(x))(X),
+        lambda: fc.jit(weigh)(model),
+        lambda: fc.grad(weigh)(model),
+        lambda: fc.vmap(weigh)(model),
+        lambda: fc.hessian(weigh)(model),
+        lambda: fc.jit(lambda x: Unregistered(x))(X),
         lambda: fc.scan(lambda c, x: (c, x), model, X),
-        lambda: fc.cond(True, lambda m: 1, lambda m: 2, model), lambda: fc.jvp(weigh, (model,), (model,)),
-    ):  # fmt: skip
+        lambda: fc.cond(True, lambda m: 1, lambda m: 2, model),
+        lambda: fc.jvp(weigh, (model,), (model,)),
+    ):
         with pytest.raises(fc.FunccollError, match=r"fc\.tree\.register\(Unregistered\) makes pytrees .* by itself"):
             use()
 

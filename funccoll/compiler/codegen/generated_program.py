@@ -132,19 +132,32 @@ class GeneratedProgram:
 
 
 def compile_program(
-    program: Program, mesh: Mesh, buffers: Buffers, schedules: Mapping[Equation, Schedule], transport: Transport,
-    name: str = "", search: NonFinite | None = None, arguments: Mapping[Atom, str] = MappingProxyType({}),
+    program: Program,
+    mesh: Mesh,
+    buffers: Buffers,
+    schedules: Mapping[Equation, Schedule],
+    transport: Transport,
+    name: str = "",
+    search: NonFinite | None = None,
+    arguments: Mapping[Atom, str] = MappingProxyType({}),
     results_are_arrays: bool = False,
-) -> GeneratedProgram:  # fmt: skip
+) -> GeneratedProgram:
     """Compile a program that has gone through the passes. Processes whose programs are equal but for the name do not meet.
 
     `search`: check each operation for NaN and inf, with the names of `arguments`, by variable; no operand may be overwritten.
     `results_are_arrays`: what it returns becomes Arrays, which are read-only.
     """
     builder = ProgramBuilder(
-        program, mesh, buffers, schedules, transport, name, search=search, arguments=arguments,
+        program,
+        mesh,
+        buffers,
+        schedules,
+        transport,
+        name,
+        search=search,
+        arguments=arguments,
         results_are_arrays=results_are_arrays,
-    )  # fmt: skip
+    )
     run = builder.build()
     calls = builder.calls
     if run is None:
@@ -170,6 +183,13 @@ def compile_program(
     profiled = RecordedProgram(program.label, builder.parts, original, replace)
     register(profiled)
     return GeneratedProgram(
-        recorded, calls, transport, builder.left, builder.sources, builder.known_identity, builder.unconditional, profiled,
+        recorded,
+        calls,
+        transport,
+        builder.left,
+        builder.sources,
+        builder.known_identity,
+        builder.unconditional,
+        profiled,
         builder.segments_of,
-    )  # fmt: skip
+    )

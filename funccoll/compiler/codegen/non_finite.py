@@ -25,6 +25,8 @@ class NonFinite:
 
 Check = Callable[[Sequence[Any], Sequence[Any], "DevicePlace | None"], None]
 """It takes the results of an operation on one device and its operands, and the device."""
+
+
 @dataclass
 class Given:
     """The arguments of a program with an inf, as its operations read them."""
@@ -79,9 +81,14 @@ def eager_check(wanted: NonFinite) -> Callable[[Primitive, Sequence[Any], Any], 
 
 
 def _look(
-    wanted: NonFinite, operation: str, results: Sequence[Any], operands: Sequence[Any], names: Sequence[str],
-    source: Source | None, before: Callable[[], str] = str,
-) -> None:  # fmt: skip
+    wanted: NonFinite,
+    operation: str,
+    results: Sequence[Any],
+    operands: Sequence[Any],
+    names: Sequence[str],
+    source: Source | None,
+    before: Callable[[], str] = str,
+) -> None:
     for result in results:
         x = np.asarray(result)
         if not is_inexact(x.dtype) or np.isfinite(x).all():

@@ -38,10 +38,20 @@ class ProgramBuilder(SegmentBuilder):
     """Emits segments and collectives in turn, and the function that runs them all."""
 
     def __init__(
-        self, program: Program, mesh: Mesh, buffers: Buffers, schedules: Mapping[Equation, Schedule], transport: Transport,
-        name: str, inside: bool = False, fixed: Mapping[str, int] = MappingProxyType({}), search: NonFinite | None = None,
-        arguments: Mapping[Atom, str] = MappingProxyType({}), outer_types: str = "", results_are_arrays: bool = False,
-    ):  # fmt: skip
+        self,
+        program: Program,
+        mesh: Mesh,
+        buffers: Buffers,
+        schedules: Mapping[Equation, Schedule],
+        transport: Transport,
+        name: str,
+        inside: bool = False,
+        fixed: Mapping[str, int] = MappingProxyType({}),
+        search: NonFinite | None = None,
+        arguments: Mapping[Atom, str] = MappingProxyType({}),
+        outer_types: str = "",
+        results_are_arrays: bool = False,
+    ):
         """`inside`: a program of control flow, which another one calls. `fixed`: see `SegmentBuilder`. `outer_types`: the
         types of the arguments of the outermost one."""
         super().__init__(program, mesh, buffers, transport.device, fixed, search, arguments)
@@ -319,9 +329,17 @@ class ProgramBuilder(SegmentBuilder):
         functions: list[Callable[..., Any]] = []
         for fixed in coordinates[:1] if alike else coordinates:
             part = ProgramBuilder(
-                self.program, rest, self.buffers, self.schedules, self.transport, self.name_on_all, True,
-                {**self.fixed, **fixed}, self.search, outer_types=self.argument_types,
-            )  # fmt: skip
+                self.program,
+                rest,
+                self.buffers,
+                self.schedules,
+                self.transport,
+                self.name_on_all,
+                True,
+                {**self.fixed, **fixed},
+                self.search,
+                outer_types=self.argument_types,
+            )
             functions.append(part.names.namespace[part.control_function(eqn, function)])
             self.calls += part.calls
             self.sources.update(part.sources)
@@ -347,9 +365,17 @@ class ProgramBuilder(SegmentBuilder):
         plan = self.buffers.bodies[body]
         name = f"{self.identity(eqn)} {name}"
         inner = ProgramBuilder(
-            body, self.mesh, plan, self.schedules, self.transport, name, True, self.fixed, self.search,
+            body,
+            self.mesh,
+            plan,
+            self.schedules,
+            self.transport,
+            name,
+            True,
+            self.fixed,
+            self.search,
             outer_types=self.argument_types,
-        )  # fmt: skip
+        )
         run = inner.build() or inner.calls[0].function
         self.calls += inner.calls
         if eqn.primitive is scan_p and eqn.params["length"]:

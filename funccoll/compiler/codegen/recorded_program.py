@@ -47,9 +47,12 @@ class RecordedProgram:
     """
 
     def __init__(
-        self, label: str, parts: Sequence[tuple[dict[str, Any], str, Part | SegmentParts]], run: Callable[..., Any],
+        self,
+        label: str,
+        parts: Sequence[tuple[dict[str, Any], str, Part | SegmentParts]],
+        run: Callable[..., Any],
         replace: Callable[[Callable[..., Any]], None],
-    ):  # fmt: skip
+    ):
         self._label, self._run, self._replace = label, run, replace
         self._parts = [(namespace, name, namespace[name], part) for namespace, name, part in parts]
 

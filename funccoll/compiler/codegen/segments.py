@@ -48,9 +48,15 @@ class SegmentBuilder:
     """
 
     def __init__(
-        self, program: Program, mesh: Mesh, buffers: Buffers, device: Device, fixed: Mapping[str, int],
-        search: NonFinite | None, arguments: Mapping[Atom, str],
-    ):  # fmt: skip
+        self,
+        program: Program,
+        mesh: Mesh,
+        buffers: Buffers,
+        device: Device,
+        fixed: Mapping[str, int],
+        search: NonFinite | None,
+        arguments: Mapping[Atom, str],
+    ):
         self.program, self.mesh, self.buffers, self.device = program, mesh, buffers, device
         self.fixed, self.search, self.argument_names = fixed, search, arguments
         self.given = Given()
@@ -95,8 +101,7 @@ class SegmentBuilder:
         """Index of the copy of a `source` value that each copy of a `target` value reads."""
         position = {tuple(sorted(c.items())): i for i, c in enumerate(copy_coordinates(self.mesh, source))}
         return tuple(
-            position[tuple(sorted((a, n) for a, n in c.items() if a in source))]
-            for c in copy_coordinates(self.mesh, target)
+            position[tuple(sorted((a, n) for a, n in c.items() if a in source))] for c in copy_coordinates(self.mesh, target)
         )
 
     def device_index(self, axes: tuple[str, ...], varying: frozenset[str]) -> Copies:
@@ -198,9 +203,7 @@ class SegmentBuilder:
         take = operator.itemgetter(*self.mapping(atom.type.varying, varying))  # of two or more
         return f"{self.names.of(take, 'm', ('map', atom.type.varying, varying))}({name})", True
 
-    def call(
-        self, eqn: Equation, operands: list[str], varying: frozenset[str], arguments: dict[str, tuple[str, bool]]
-    ) -> str:
+    def call(self, eqn: Equation, operands: list[str], varying: frozenset[str], arguments: dict[str, tuple[str, bool]]) -> str:
         """The expression of one equation inside a segment."""
         if eqn.primitive is pvary_p:
             return operands[0]

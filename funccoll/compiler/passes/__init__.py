@@ -37,9 +37,7 @@ STAGES: dict[str, tuple[Callable, ...]] = {
     # `TracedFunction.lower` calls run_passes. The last one also takes the function that chooses an algorithm.
     "lower": (*PASSES, choose_algorithms.choose_algorithms),
     # `Lowered.compile` orders the equations for execution and then plans their memory: Program -> Buffers.
-    "compile": (
-        snapshots.snapshots, group_collectives.group_collectives, drop_barriers.drop_barriers, buffers.plan_buffers
-    ),
+    "compile": (snapshots.snapshots, group_collectives.group_collectives, drop_barriers.drop_barriers, buffers.plan_buffers),
 }
 """Stage of compiler/stages.py -> the passes that it runs."""
 

@@ -62,9 +62,16 @@ class Buffers:
 _PUBLISH_BYTES = 1 << 15
 """Bytes from which computing into shared memory costs less than copying there."""
 _KEEP_ORDER = {
-    matmul_p, where_p, convert_p, reshape_p, pvary_p, accumulate_p, optimizer_step_p, optimization_barrier_p,
+    matmul_p,
+    where_p,
+    convert_p,
+    reshape_p,
+    pvary_p,
+    accumulate_p,
+    optimizer_step_p,
+    optimization_barrier_p,
     *REDUCTIONS.values(),
-}  # fmt: skip
+}
 """Primitives besides ufuncs whose results lie in C order if their operands do."""
 SMALL_RESULT_BYTES = 1 << 16
 """Bytes up to which a collective's result stays as it is: to allocate another array is quick, and transports keep small results
@@ -204,9 +211,13 @@ def _shared_by_control(eqn: Equation, bodies: Mapping[Program, Buffers]) -> list
 
 
 def _work_in_place(
-    program: Program, reuse: dict[Var, int], storage: dict[Var, set[Var]], last_use: dict[Var, int], owners: set[Var],
+    program: Program,
+    reuse: dict[Var, int],
+    storage: dict[Var, set[Var]],
+    last_use: dict[Var, int],
+    owners: set[Var],
     exposed: set[Var],
-) -> frozenset[Var]:  # fmt: skip
+) -> frozenset[Var]:
     """Add the results of in-place primitives that may take their operands' memory to `reuse`; return these operands.
 
     `owners` have memory of their own, `exposed` may be read by peers.
@@ -305,9 +316,12 @@ def _strided(program: Program, published: frozenset[Var]) -> frozenset[Var]:
 def _arranged(program: Program, strided: frozenset[Var]) -> frozenset[Var]:
     """Results of collectives that lie as a strided operand, or are parts of it."""
     return frozenset(
-        v for eqn in program.equations if eqn.primitive.kind == "collective" and eqn.primitive.communicates
-        for a, v in zip(eqn.inputs, eqn.outputs, strict=True) if v.type.shape and (a in strided or eqn.primitive is scatter_p)
-    )  # fmt: skip
+        v
+        for eqn in program.equations
+        if eqn.primitive.kind == "collective" and eqn.primitive.communicates
+        for a, v in zip(eqn.inputs, eqn.outputs, strict=True)
+        if v.type.shape and (a in strided or eqn.primitive is scatter_p)
+    )
 
 
 def _can_write(eqn: Equation) -> bool:

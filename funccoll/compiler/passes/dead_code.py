@@ -52,7 +52,9 @@ def _prune_scan(eqn: Equation, wanted: list[bool]) -> Equation:
         inputs=tuple(a for a, s in zip(eqn.inputs, stays, strict=True) if s),
         outputs=tuple(v for v, k in zip(eqn.outputs, keep, strict=True) if k),
         params={
-            **eqn.params, "body": pruned.replace(inputs=tuple(v for v, s in zip(body.inputs, stays, strict=True) if s)),
-            "consts": sum(stays[:consts]), "carry": sum(keep[:carry]),
+            **eqn.params,
+            "body": pruned.replace(inputs=tuple(v for v, s in zip(body.inputs, stays, strict=True) if s)),
+            "consts": sum(stays[:consts]),
+            "carry": sum(keep[:carry]),
         },
-    )  # fmt: skip
+    )

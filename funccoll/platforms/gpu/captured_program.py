@@ -237,4 +237,3 @@ class CapturedProgram:
 def _blocks(inputs: Sequence[Any]) -> Iterator[Any]:
     """The arrays of all inputs, in order."""
     return chain.from_iterable(copies if isinstance(copies, (list, tuple)) else (copies,) for copies in inputs)
-

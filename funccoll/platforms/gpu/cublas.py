@@ -32,10 +32,14 @@ _MATH_MODE = 0 | 16  # no TF32; sums of 16-bit floats stay in 32 bits where part
 _TYPES: dict[np.dtype, tuple[int, int, np.dtype]] = {
     np.dtype(dtype): (number, compute, np.dtype(scalar))
     for dtype, number, compute, scalar in (
-        (np.float16, 2, 68, np.float32), (bfloat16, 14, 68, np.float32), (np.float32, 0, 68, np.float32),
-        (np.complex64, 4, 68, np.complex64), (np.float64, 1, 70, np.float64), (np.complex128, 5, 70, np.complex128),
+        (np.float16, 2, 68, np.float32),
+        (bfloat16, 14, 68, np.float32),
+        (np.float32, 0, 68, np.float32),
+        (np.complex64, 4, 68, np.complex64),
+        (np.float64, 1, 70, np.float64),
+        (np.complex128, 5, 70, np.complex128),
     )
-}  # fmt: skip
+}
 """dtype -> its cudaDataType_t, its cublasComputeType_t (68: float32, 70: float64), the dtype of alpha and beta."""
 
 _int, _long, _address = ctypes.c_int, ctypes.c_longlong, ctypes.c_void_p
@@ -46,9 +50,22 @@ _FUNCTIONS = {
     "cublasSetStream_v2": (_address, _address),
     "cublasSetWorkspace_v2": (_address, _address, ctypes.c_size_t),
     "cublasGemmStridedBatchedEx": (
-        _address, _int, _int, _int, _int, _int, _address, *_MATRIX, *_MATRIX, _address, *_MATRIX, _int, _int, _int,
+        _address,
+        _int,
+        _int,
+        _int,
+        _int,
+        _int,
+        _address,
+        *_MATRIX,
+        *_MATRIX,
+        _address,
+        *_MATRIX,
+        _int,
+        _int,
+        _int,
     ),
-}  # fmt: skip
+}
 
 
 def find_library(runtime_version: int) -> Any:
@@ -79,9 +96,7 @@ class Cublas:
     enqueueing until it is left. `capability` is the GPU's. Raises RuntimeError.
     """
 
-    def __init__(
-        self, cupy: Any, library: Any, stream: Callable[[], AbstractContextManager[int]], capability: tuple[int, int]
-    ):
+    def __init__(self, cupy: Any, library: Any, stream: Callable[[], AbstractContextManager[int]], capability: tuple[int, int]):
         self._cupy, self._library, self._stream = cupy, library, stream
         for name, types in _FUNCTIONS.items():
             function = getattr(library, name)
@@ -120,9 +135,10 @@ class Cublas:
     def _matrices(self, x: Any, batch: tuple[int, ...]) -> _Matrices:
         """A stack as it is, where cuBLAS can read it so; else a copy, repeated where nothing else helps."""
         for array in (
-            lambda: x, lambda: self._cupy.ascontiguousarray(x),
+            lambda: x,
+            lambda: self._cupy.ascontiguousarray(x),
             lambda: self._cupy.ascontiguousarray(self._cupy.broadcast_to(x, (*batch, *x.shape[-2:]))),
-        ):  # fmt: skip
+        ):
             given = array()
             found = _layout(given.shape, given.strides, given.itemsize, batch)
             if found is not None:
@@ -143,11 +159,31 @@ class Cublas:
             # Setting the stream has set a workspace of cuBLAS's own, for which a capture would allocate memory.
             self._call("cublasSetWorkspace_v2", self._handle, self._workspace.data.ptr, _WORKSPACE_BYTES)
             self._call(
-                "cublasGemmStridedBatchedEx", self._handle, _TRANSPOSE if b.transposed else _NO_TRANSPOSE,
-                _TRANSPOSE if a.transposed else _NO_TRANSPOSE, n, m, k, one,
-                b.array.data.ptr, number, b.leading, b.stride, a.array.data.ptr, number, lead, a.stride, zero,
-                out.data.ptr, number, n, m * n, count, compute, _DEFAULT_ALGORITHM,
-            )  # fmt: skip
+                "cublasGemmStridedBatchedEx",
+                self._handle,
+                _TRANSPOSE if b.transposed else _NO_TRANSPOSE,
+                _TRANSPOSE if a.transposed else _NO_TRANSPOSE,
+                n,
+                m,
+                k,
+                one,
+                b.array.data.ptr,
+                number,
+                b.leading,
+                b.stride,
+                a.array.data.ptr,
+                number,
+                lead,
+                a.stride,
+                zero,
+                out.data.ptr,
+                number,
+                n,
+                m * n,
+                count,
+                compute,
+                _DEFAULT_ALGORITHM,
+            )
 
 
 def _layout(
@@ -165,8 +201,9 @@ def _layout(
     if stride is None or stride < 0:
         return None
     for transposed, length, near, far, lines in (
-        (False, columns, across, down, rows), (True, rows, down, across, columns),
-    ):  # fmt: skip
+        (False, columns, across, down, rows),
+        (True, rows, down, across, columns),
+    ):
         leading = far if lines > 1 else length
         if (near == 1 or length == 1) and length <= leading < _LIMIT:
             return transposed, leading, stride

@@ -78,6 +78,8 @@ class _RecordedEvent:
         if status not in (0, _NOT_READY):
             raise runtime.CUDARuntimeError(status)
         return status == 0
+
+
 _GRAPHS_SHARE = 0.25
 """Part of the GPU's memory that CUDA graphs may keep allocated between calls."""
 

@@ -59,9 +59,16 @@ __all__ = ["CupyLibrary"]
 Compute = Callable[..., Any]
 
 _IDENTITIES: dict[Primitive, int] = {
-    REDUCTIONS["sum"]: 0, REDUCTIONS["prod"]: 1, REDUCTIONS["any"]: 0, REDUCTIONS["all"]: 1, matmul_p: 0, einsum_p: 0,
-    conv_p: 0, conv_input_p: 0, conv_kernel_p: 0,
-}  # fmt: skip
+    REDUCTIONS["sum"]: 0,
+    REDUCTIONS["prod"]: 1,
+    REDUCTIONS["any"]: 0,
+    REDUCTIONS["all"]: 1,
+    matmul_p: 0,
+    einsum_p: 0,
+    conv_p: 0,
+    conv_input_p: 0,
+    conv_kernel_p: 0,
+}
 """Primitives that combine elements -> what they give for none."""
 
 
@@ -77,9 +84,7 @@ class CupyLibrary:
 
     specialises = True
 
-    def __init__(
-        self, cupy: Any, kernels: Any, special: Any = None, load_cublas: Callable[[], Cublas | None] = lambda: None
-    ):
+    def __init__(self, cupy: Any, kernels: Any, special: Any = None, load_cublas: Callable[[], Cublas | None] = lambda: None):
         self._cupy, self._kernels, self._special, self._load_cublas = cupy, kernels, special, load_cublas
         self.array_type: type = cupy.ndarray
         self.namespace = cupy
@@ -372,9 +377,7 @@ class CupyLibrary:
         kept = own_terms(subscripts)
         used = dtype if len(terms) == 2 and terms == kept and self._product(dtype)[1] == dtype else wide(dtype)
         sizes = dict(zip(left.replace(",", ""), (n for t in types for n in t.shape), strict=True))
-        function = pairwise_einsum(
-            f"{','.join(kept)}->{right}", [tuple(sizes[c] for c in term) for term in kept], product
-        )
+        function = pairwise_einsum(f"{','.join(kept)}->{right}", [tuple(sizes[c] for c in term) for term in kept], product)
 
         def contract(*xs: Any) -> Any:
             given = [_convert(x, used) for x in xs]

@@ -58,8 +58,10 @@ def _pair(a: str, x: Any, b: str, y: Any, wanted: str, matmul: Product) -> tuple
     batch, summed = "".join(c for c in both if c in wanted), "".join(c for c in both if c not in wanted)
     rows, columns = "".join(c for c in a if c not in b), "".join(c for c in b if c not in a)
     term = batch + rows + columns
-    x, y = (v.transpose([t.index(c) for c in order]) if order != t else v
-            for t, v, order in ((a, x, batch + rows + summed), (b, y, batch + summed + columns)))  # fmt: skip
+    x, y = (
+        v.transpose([t.index(c) for c in order]) if order != t else v
+        for t, v, order in ((a, x, batch + rows + summed), (b, y, batch + summed + columns))
+    )
     count, m, k, n = (tuple(sizes[c] for c in part) for part in (batch, rows, summed, columns))
     if not summed:
         return term, x.reshape(*count, *m, *(1 for _ in n)) * y.reshape(*count, *(1 for _ in m), *n)

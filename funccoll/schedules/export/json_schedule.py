@@ -57,11 +57,20 @@ def to_json(schedule: Schedule) -> str:
         rounds += [[] for _ in range(number + 1 - len(rounds))]
         rounds[number] = [{"channel": batch.channel, "moves": list(moves(batch))} for batch in same]
     head = {
-        "format": _FORMAT, "version": _VERSION, "algorithm": schedule.algorithm,
-        "levels": schedule.levels or schedule.host_map, "scratch_chunks": schedule.scratch_chunks,
-        "collective": {"kind": c.kind, "nranks": p, "root": c.root, "pairs": c.pairs, "chunks": c.chunks,
-                       "channels": c.channels},
-    }  # fmt: skip
+        "format": _FORMAT,
+        "version": _VERSION,
+        "algorithm": schedule.algorithm,
+        "levels": schedule.levels or schedule.host_map,
+        "scratch_chunks": schedule.scratch_chunks,
+        "collective": {
+            "kind": c.kind,
+            "nranks": p,
+            "root": c.root,
+            "pairs": c.pairs,
+            "chunks": c.chunks,
+            "channels": c.channels,
+        },
+    }
     lines = ",\n".join(json.dumps(found) for found in rounds)  # a round in each line
     return f'{json.dumps(head)[:-1]}, "rounds": [\n{lines}\n]}}\n'
 

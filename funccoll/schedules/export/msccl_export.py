@@ -34,7 +34,7 @@ from .msccl_format import (
     MscclStep,
     ThreadBlock,
     own_cells,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
     from ..schedule import Schedule
@@ -283,8 +283,9 @@ class _Exporter:
             steps = [len(block.steps) for block in gpu.blocks]
             peers = [
                 sum(block.channel == c and getattr(block, side) >= 0 for block in gpu.blocks)
-                for c in range(program.channels) for side in ("send", "receive")
-            ]  # fmt: skip
+                for c in range(program.channels)
+                for side in ("send", "receive")
+            ]
             for number, most, what in (
                 (len(gpu.blocks), MOST_THREAD_BLOCKS, "thread blocks"),
                 (max(peers, default=0), MOST_PEERS, "thread blocks that send, or receive, over one channel"),

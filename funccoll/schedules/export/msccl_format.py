@@ -18,14 +18,33 @@ from typing import NamedTuple
 from xml.sax.saxutils import quoteattr
 
 __all__ = [
-    "COLLECTIVES", "MOST_COUNT", "MOST_NODES", "MOST_OFFSET", "MOST_PEERS", "MOST_STEPS", "MOST_THREAD_BLOCKS", "OPERATIONS",
-    "MscclGpu", "MscclProgram", "MscclStep", "Operation", "ThreadBlock", "own_cells", "scale",
-]  # fmt: skip
+    "COLLECTIVES",
+    "MOST_COUNT",
+    "MOST_NODES",
+    "MOST_OFFSET",
+    "MOST_PEERS",
+    "MOST_STEPS",
+    "MOST_THREAD_BLOCKS",
+    "OPERATIONS",
+    "MscclGpu",
+    "MscclProgram",
+    "MscclStep",
+    "Operation",
+    "ThreadBlock",
+    "own_cells",
+    "scale",
+]
 
 COLLECTIVES = {
-    "all_reduce": "allreduce", "all_gather": "allgather", "reduce_scatter": "reducescatter", "all_to_all": "alltoall",
-    "broadcast": "broadcast", "reduce": "reduce", "gather": "gather", "scatter": "scatter",
-}  # fmt: skip
+    "all_reduce": "allreduce",
+    "all_gather": "allgather",
+    "reduce_scatter": "reducescatter",
+    "all_to_all": "alltoall",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+}
 """Our collectives -> the names that the runtimes know. They have no others but send, recv and alltoallv."""
 
 MOST_STEPS = 256

@@ -120,8 +120,9 @@ class StepGraph:
                 src, dst, channel = connection
                 self.fail(
                     f"deadlock: gpu {src} sends {len(sent)} times to gpu {dst} over channel {channel}, which receives "
-                    f"{len(received)} times: there is no {verb} for this {what}", i,
-                )  # fmt: skip
+                    f"{len(received)} times: there is no {verb} for this {what}",
+                    i,
+                )
 
     def _level(self) -> None:
         """The level of every node; without buffers if the program works so."""
@@ -222,8 +223,9 @@ class StepGraph:
             a, b = min((int(e), int(i)) for i, e, known in zip(later, earlier, ordered, strict=True) if not known)
             self.fail(
                 "race: two steps of one gpu use the same chunk, one of them writes it, and nothing orders them (depid, deps)",
-                a, b,
-            )  # fmt: skip
+                a,
+                b,
+            )
 
     def fail(self, what: str, *nodes: int) -> NoReturn:
         """Raise the error, at the line of the last of some nodes."""

@@ -82,7 +82,7 @@ class _Importer:
         self.scratch = max(gpu.chunks["s"] for gpu in program.gpus)
         self._shadow: dict[int, int] = {}  # rank -> first row of a copy of what it may write and we may not
         if program.in_place and program.kind in ("gather", "scatter"):
-            self.graph.fail(f"{COLLECTIVES[program.kind]} in place is not read: write it out of place (inplace=\"0\")")
+            self.graph.fail(f'{COLLECTIVES[program.kind]} in place is not read: write it out of place (inplace="0")')
         for rank in range(self.p):
             if self._needs_shadow(rank):
                 self._shadow[rank] = self._more_scratch(max(c.input_chunks, c.output_chunks))
@@ -162,12 +162,16 @@ class _Importer:
         rounds = {level: i for i, level in enumerate(sorted({key[0] for key in groups}))}
         batches = tuple(
             Batch(
-                np.array([[m.destination] for m in same], np.int32), np.array([m.sources for m in same], np.int32),
-                np.array([m.chunks for m in same], np.int32), np.array([m.by for m in same], np.int32), channel, rounds[level],
+                np.array([[m.destination] for m in same], np.int32),
+                np.array([m.sources for m in same], np.int32),
+                np.array([m.chunks for m in same], np.int32),
+                np.array([m.by for m in same], np.int32),
+                channel,
+                rounds[level],
                 Source(self.name, same[0].line, "MSCCL XML") if lines else None,
             )
             for (level, channel, _, _), same in sorted(groups.items())
-        )  # fmt: skip
+        )
         return Schedule(self.collective, self.program.name or "msccl", batches, self.scratch)
 
     def _moves(self) -> Iterator[_RunMove]:

@@ -25,7 +25,7 @@ from .msccl_format import (
     ThreadBlock,
     own_cells,
     scale,
-)  # fmt: skip
+)
 from .read_text import read_text
 
 __all__ = ["parse_msccl"]
@@ -112,8 +112,10 @@ class _XmlReader:
     def _algo(self) -> None:
         coll = self._text("coll")
         if coll not in _KINDS:
-            self._fail(f"coll={coll!r:.40} is not a collective of funccoll's.{similar(coll[:40], _KINDS)} These are: "
-                       f"{', '.join(COLLECTIVES.values())}")  # fmt: skip
+            self._fail(
+                f"coll={coll!r:.40} is not a collective of funccoll's.{similar(coll[:40], _KINDS)} These are: "
+                f"{', '.join(COLLECTIVES.values())}"
+            )
         kind, nranks = _KINDS[coll], self._integer("ngpus", 1)
         loop, factor = self._integer("nchunksperloop", 1), scale(_KINDS[coll], nranks)
         if loop % factor:
@@ -197,8 +199,9 @@ class _XmlReader:
                 if gpu.chunks[letter] > max(n, max(most.values()) if program.in_place else 0):
                     raise self._error(
                         f"{letter}_chunks={gpu.chunks[letter]} of gpu {rank}: nchunksperloop={program.loop_chunks} means that "
-                        f"an {'input' if letter == 'i' else 'output'} of {COLLECTIVES[program.kind]} has {n}", gpu.line,
-                    )  # fmt: skip
+                        f"an {'input' if letter == 'i' else 'output'} of {COLLECTIVES[program.kind]} has {n}",
+                        gpu.line,
+                    )
 
     def _check_dependency(self, gpu: MscclGpu, number: int, index: int, step: MscclStep) -> None:
         if step.depends is None:
@@ -212,17 +215,19 @@ class _XmlReader:
             raise self._error(what, step.line)
         if awaited.type == "nop" or not awaited.awaited:
             raise self._error(
-                f"depid={tb}, deps={s}: that step (line {awaited.line}) has hasdep=\"0\" or is a nop, so nothing tells when it "
-                "is done and this one would wait forever", step.line,
-            )  # fmt: skip
+                f'depid={tb}, deps={s}: that step (line {awaited.line}) has hasdep="0" or is a nop, so nothing tells when it '
+                "is done and this one would wait forever",
+                step.line,
+            )
 
     def _check_cells(self, gpu: MscclGpu, rank: int, index: int, step: MscclStep) -> None:
         for letter, offset in own_cells(step):
             if offset < 0 or offset + step.count > gpu.chunks[letter]:
                 raise self._error(
                     f'step {index}, type="{step.type}": chunks {offset} to {offset + step.count - 1} of "{letter}" do not '
-                    f"exist: {letter}_chunks={gpu.chunks[letter]} on gpu {rank}", step.line,
-                )  # fmt: skip
+                    f"exist: {letter}_chunks={gpu.chunks[letter]} on gpu {rank}",
+                    step.line,
+                )
 
     # ------------------------------------------------------------ attributes
 

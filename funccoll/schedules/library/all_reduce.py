@@ -22,7 +22,7 @@ from .combinators import (
     ring,
     spread,
     together,
-)  # fmt: skip
+)
 from .trees import broadcast_along, double_binary, reduce_along
 
 
@@ -192,7 +192,7 @@ def _power_of_two_of(p: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def _fold_extras(survivors: np.ndarray, kept: np.ndarray, extra: np.ndarray, buffer: str, count: int) -> list[Move]:
     """The survivors' vectors in `buffer`, those of the kept ones with an extra rank's added."""
-    alone = survivors[len(kept):]
+    alone = survivors[len(kept) :]
     return [
         Move((kept, buffer, 0), [(extra, "input", 0), (kept, "input", 0)], count),
         Move((alone, buffer, 0), (alone, "input", 0), count),

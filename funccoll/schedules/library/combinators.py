@@ -15,9 +15,25 @@ import numpy as np
 from ..moves import Move
 
 __all__ = [
-    "Group", "Pattern", "accumulate", "all_ranks", "alongside", "bruck", "circulant", "doubling",
-    "log2_ceil", "own_block", "own_copy", "pat", "powers", "ring", "split", "spread", "together", "wrapped",
-]  # fmt: skip
+    "Group",
+    "Pattern",
+    "accumulate",
+    "all_ranks",
+    "alongside",
+    "bruck",
+    "circulant",
+    "doubling",
+    "log2_ceil",
+    "own_block",
+    "own_copy",
+    "pat",
+    "powers",
+    "ring",
+    "split",
+    "spread",
+    "together",
+    "wrapped",
+]
 
 Rounds = Iterator[list[Move]]
 
@@ -209,8 +225,6 @@ def split(dst: tuple[Any, Any, Any], srcs: list[tuple[Any, Any, Any]], count: An
     moves = []
     for i, buffers in enumerate(names.T):
         rows = which.reshape(-1) == i
-        to, *frm = (
-            (rank[rows], str(buffer), chunk[rows]) for rank, buffer, chunk in zip(columns[::3], buffers, columns[2::3])
-        )
+        to, *frm = ((rank[rows], str(buffer), chunk[rows]) for rank, buffer, chunk in zip(columns[::3], buffers, columns[2::3]))
         moves.append(Move(to, frm, count[rows]))
     return moves

@@ -23,7 +23,7 @@ from .combinators import (
     pat,
     ring,
     spread,
-)  # fmt: skip
+)
 
 # ---------------------------------------------------------------- all_gather
 

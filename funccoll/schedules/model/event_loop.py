@@ -187,9 +187,7 @@ def _pop(times, keys, owners, size):
         if below >= size:
             break
         right = below + 1
-        if right < size and (
-            times[right] < times[below] or (times[right] == times[below] and keys[right] < keys[below])
-        ):
+        if right < size and (times[right] < times[below] or (times[right] == times[below] and keys[right] < keys[below])):
             below = right
         if time < times[below] or (time == times[below] and key <= keys[below]):
             break

@@ -64,10 +64,11 @@ class Explanation:
             (
                 row.algorithm,
                 *("" if x is None else f"{x:,.0f}" for x in (row.rounds, row.bytes_per_rank)),
-                *("" if t is None else seconds_text(t) for t in (row.seconds, row.measured)[: 1 + self._measured]), row.reason,
+                *("" if t is None else seconds_text(t) for t in (row.seconds, row.measured)[: 1 + self._measured]),
+                row.reason,
             )
             for row in self.rows
-        ]  # fmt: skip
+        ]
 
     def __repr__(self) -> str:
         return f"{self.title}\n{text_table(self.head, self._cells(), self._RIGHT)}"
@@ -78,10 +79,16 @@ class Explanation:
 
 
 def explain(
-    kind: str, topology: Topology | int, nbytes: int, *, dtype: Any = None, root: int = 0,
-    pairs: Sequence[tuple[int, int]] = (), hosts: int | Sequence[int] | None = None,
+    kind: str,
+    topology: Topology | int,
+    nbytes: int,
+    *,
+    dtype: Any = None,
+    root: int = 0,
+    pairs: Sequence[tuple[int, int]] = (),
+    hosts: int | Sequence[int] | None = None,
     levels: tuple[int, int] | None = None,
-) -> Explanation:  # fmt: skip
+) -> Explanation:
     """Explain what `select` chooses and why, as a table.
 
     Arguments and errors are those of `select`.

@@ -30,7 +30,7 @@ __all__ = [
     "rounded_seconds",
     "select",
     "weigh_candidates",
-]  # fmt: skip
+]
 
 _CHUNKS = (2, 8, 32)
 """Numbers of chunks that are tried with a pipelined algorithm. The best one is seldom far from one of them: the time is
@@ -91,10 +91,16 @@ class AlgorithmQuestion:
 
 
 def select(
-    kind: str, topology: Topology | int, nbytes: int, *, dtype: Any = None, root: int = 0,
-    pairs: Sequence[tuple[int, int]] = (), hosts: int | Sequence[int] | None = None,
+    kind: str,
+    topology: Topology | int,
+    nbytes: int,
+    *,
+    dtype: Any = None,
+    root: int = 0,
+    pairs: Sequence[tuple[int, int]] = (),
+    hosts: int | Sequence[int] | None = None,
     levels: tuple[int, int] | None = None,
-) -> Schedule:  # fmt: skip
+) -> Schedule:
     """Return the schedule that costs least on the topology, of those that may be chosen.
 
     On one host, reductions must be left folds in the order of ranks (the default bits), and where memory is shared, an
@@ -112,10 +118,16 @@ def select(
 
 
 def candidates(
-    kind: str, topology: Topology | int, nbytes: int, *, dtype: Any = None, root: int = 0,
-    pairs: Sequence[tuple[int, int]] = (), hosts: int | Sequence[int] | None = None,
+    kind: str,
+    topology: Topology | int,
+    nbytes: int,
+    *,
+    dtype: Any = None,
+    root: int = 0,
+    pairs: Sequence[tuple[int, int]] = (),
+    hosts: int | Sequence[int] | None = None,
     levels: tuple[int, int] | None = None,
-) -> list[Candidate]:  # fmt: skip
+) -> list[Candidate]:
     """Every algorithm for the collective, in the order of registration, built, proved and costed where it can be.
 
     Arguments and errors are those of `select`.
@@ -128,9 +140,15 @@ def candidates(
 
 
 def checked_question(
-    kind: str, topology: Topology | int, nbytes: int, dtype: Any, root: int, pairs: Sequence[tuple[int, int]],
-    hosts: int | Sequence[int] | None, levels: tuple[int, int] | None,
-) -> AlgorithmQuestion:  # fmt: skip
+    kind: str,
+    topology: Topology | int,
+    nbytes: int,
+    dtype: Any,
+    root: int,
+    pairs: Sequence[tuple[int, int]],
+    hosts: int | Sequence[int] | None,
+    levels: tuple[int, int] | None,
+) -> AlgorithmQuestion:
     """The arguments of `select`, checked. Raises what `select` raises."""
     if isinstance(topology, (int, np.integer)):
         topology = Topology.one_host(topology)

@@ -25,9 +25,14 @@ __all__ = ["Event", "Simulation", "simulate"]
 
 
 def simulate(
-    schedule: Schedule, topology: Topology, nbytes: int, *, slow_ranks: Mapping[int, float] | None = None,
-    slow_links: Mapping[tuple[int, int], float] | None = None, lost_links: Iterable[tuple[int, int]] = (),
-) -> Simulation:  # fmt: skip
+    schedule: Schedule,
+    topology: Topology,
+    nbytes: int,
+    *,
+    slow_ranks: Mapping[int, float] | None = None,
+    slow_links: Mapping[tuple[int, int], float] | None = None,
+    lost_links: Iterable[tuple[int, int]] = (),
+) -> Simulation:
     """Run one execution of the schedule's streams in the α-β-γ model, event by event.
 
     `nbytes` are the bytes of the larger of one rank's input and output. Every rank has one port to send and one to
@@ -77,16 +82,30 @@ def _program(streams: Streams) -> SimulatedStreams:
     batches = streams.schedule.batches
     end = np.cumsum([len(b) for b in batches], dtype=np.int64)
     return SimulatedStreams(
-        streams.start, streams.dst_ptr, streams.dst, streams.src_ptr, streams.src, streams.count, streams.wait_ptr,
-        streams.wait_stream, streams.wait_value, streams.move, int(streams.span), end,
+        streams.start,
+        streams.dst_ptr,
+        streams.dst,
+        streams.src_ptr,
+        streams.src,
+        streams.count,
+        streams.wait_ptr,
+        streams.wait_stream,
+        streams.wait_value,
+        streams.move,
+        int(streams.span),
+        end,
         np.array([b.round for b in batches], np.int64),
-    )  # fmt: skip
+    )
 
 
 def _machine(
-    topology: Topology, size: float, schedule: Schedule, slow_ranks: Mapping[Any, Any], slow_links: Mapping[Any, Any],
+    topology: Topology,
+    size: float,
+    schedule: Schedule,
+    slow_ranks: Mapping[Any, Any],
+    slow_links: Mapping[Any, Any],
     lost_links: tuple[Any, ...],
-) -> PortModel:  # fmt: skip
+) -> PortModel:
     p = schedule.nranks
     rank_factor = np.ones(p)
     for rank, factor in slow_ranks.items():
@@ -96,10 +115,21 @@ def _machine(
     order = sorted(pairs)
     alpha, beta = topology.times
     return PortModel(
-        p, schedule.channels, size, topology.host_of, np.array(topology.shape, np.int64), bool(topology.one_port), alpha, beta,
-        float(topology.gamma), bool(topology.memory), p * schedule.collective.input_chunks,
-        rank_factor, np.array(order, np.int64), np.array([pairs[k] for k in order]),
-    )  # fmt: skip
+        p,
+        schedule.channels,
+        size,
+        topology.host_of,
+        np.array(topology.shape, np.int64),
+        bool(topology.one_port),
+        alpha,
+        beta,
+        float(topology.gamma),
+        bool(topology.memory),
+        p * schedule.collective.input_chunks,
+        rank_factor,
+        np.array(order, np.int64),
+        np.array([pairs[k] for k in order]),
+    )
 
 
 def _rank(value: Any, p: int, what: str) -> int:

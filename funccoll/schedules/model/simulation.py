@@ -108,20 +108,31 @@ class Simulation:
         rank = stream[works] // self.schedule.channels
         columns = (
             (stream[waits], stream[works]),
-            (before[waits], self.start[works]), (self.start[waits], self.end[works]),
-            (np.full(len(waits), ACTIVITIES.index("wait")),
-             np.where(np.diff(streams.src_ptr)[works] > 1, ACTIVITIES.index("reduce"), ACTIVITIES.index("move"))),
+            (before[waits], self.start[works]),
+            (self.start[waits], self.end[works]),
+            (
+                np.full(len(waits), ACTIVITIES.index("wait")),
+                np.where(np.diff(streams.src_ptr)[works] > 1, ACTIVITIES.index("reduce"), ACTIVITIES.index("move")),
+            ),
             ([self._waited_for(int(i)) for i in waits], np.where(reads == rank, -1, reads)),
             (np.zeros(len(waits)), labels),
-        )  # fmt: skip
+        )
         whose, start, end, activity, peer, text = (np.concatenate(c) for c in columns)
         order = np.lexsort((start, whose))
         ranks, channels = np.divmod(whose[order], self.schedule.channels)
         return Timeline(
-            f"{self.schedule.algorithm} for {self.schedule.collective}, {self.nbytes:,} bytes, on {self.topology.name}", p,
-            ranks.astype(np.int32), start[order], end[order], activity[order].astype(np.int8), peer[order].astype(np.int32),
-            text[order].astype(np.int32), list(texts), channels.astype(np.int32), "simulated",
-        )  # fmt: skip
+            f"{self.schedule.algorithm} for {self.schedule.collective}, {self.nbytes:,} bytes, on {self.topology.name}",
+            p,
+            ranks.astype(np.int32),
+            start[order],
+            end[order],
+            activity[order].astype(np.int8),
+            peer[order].astype(np.int32),
+            text[order].astype(np.int32),
+            list(texts),
+            channels.astype(np.int32),
+            "simulated",
+        )
 
     def _text(self, i: int) -> tuple[str, str]:
         """(instruction i in words, file:line of its move)."""

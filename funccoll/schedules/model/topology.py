@@ -141,9 +141,7 @@ class Topology:
     def measured_host(cls, p: int, measured: HostParameters) -> Topology:
         """p processes on one host whose waits and memory were measured (`memory`, `caches`)."""
         link = Link("measured shared memory", measured.alpha, measured.beta, shared=True)
-        return cls(
-            "one_host", 1, p, link, link, measured.gamma, start=measured.start, memory=True, caches=measured.caches
-        )
+        return cls("one_host", 1, p, link, link, measured.gamma, start=measured.start, memory=True, caches=measured.caches)
 
     @classmethod
     def of_hosts(cls, hosts: Sequence[int]) -> Topology:
@@ -208,9 +206,13 @@ class Topology:
         reduction reads two operands and writes one at 3.35 TB/s.
         """
         return cls(
-            "nvlink_infiniband", hosts, ranks_per_host, Link("NVLink", 3.4e-6, 1 / 450e9), Link("InfiniBand", 14e-6, 1 / 50e9),
+            "nvlink_infiniband",
+            hosts,
+            ranks_per_host,
+            Link("NVLink", 3.4e-6, 1 / 450e9),
+            Link("InfiniBand", 14e-6, 1 / 50e9),
             3 / 3.35e12,
-        )  # fmt: skip
+        )
 
     @classmethod
     @renamed(each="ranks_per_host")

@@ -164,7 +164,12 @@ def check_against_proof(executor: SymbolicExecutor, proof: Proof, name: str) -> 
 
 
 def _wrong_output(
-    executor: SymbolicExecutor, name: str, rank: np.ndarray, chunk: np.ndarray, source: np.ndarray, wanted: np.ndarray,
+    executor: SymbolicExecutor,
+    name: str,
+    rank: np.ndarray,
+    chunk: np.ndarray,
+    source: np.ndarray,
+    wanted: np.ndarray,
     bad: np.ndarray,
 ) -> ScheduleError:
     collective, table = executor.collective, executor.expressions
@@ -258,9 +263,7 @@ def _different_orders(executor: SymbolicExecutor, name: str, chunk: int, rank: i
     )
 
 
-def _another_order(
-    executor: SymbolicExecutor, name: str, rank: int, chunk: int, held: int, proved: int
-) -> ScheduleError:
+def _another_order(executor: SymbolicExecutor, name: str, rank: int, chunk: int, held: int, proved: int) -> ScheduleError:
     """The error for an output that combines what it must, and not as the proved schedule does."""
     collective, table = executor.collective, executor.expressions
     place = (chunk + collective.input_chunks) * collective.nranks + rank

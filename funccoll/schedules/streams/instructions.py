@@ -18,9 +18,19 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 __all__ = [
-    "LEFT_TO_STAGE", "MEMORY_OPERAND", "MEMORY_OPERAND_BYTES", "NO_COPY", "NO_MAILBOX", "READ_DIRECTLY", "UNALLOCATED",
-    "Instruction", "MemoryOperand", "Opcode", "decode", "disassemble",
-]  # fmt: skip
+    "LEFT_TO_STAGE",
+    "MEMORY_OPERAND",
+    "MEMORY_OPERAND_BYTES",
+    "NO_COPY",
+    "NO_MAILBOX",
+    "READ_DIRECTLY",
+    "UNALLOCATED",
+    "Instruction",
+    "MemoryOperand",
+    "Opcode",
+    "decode",
+    "disassemble",
+]
 
 UNALLOCATED = -1
 """`staging` of a BIND_ARG whose argument has no staging buffer yet."""

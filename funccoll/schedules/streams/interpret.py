@@ -30,9 +30,14 @@ _COPYING = (Opcode.COMBINE, Opcode.RECEIVE)
 
 
 def interpret(
-    streams: Streams, inputs: Sequence[Sequence[np.ndarray]], *, op: str = "sum", seed: int = 0, dim: int = 0,
+    streams: Streams,
+    inputs: Sequence[Sequence[np.ndarray]],
+    *,
+    op: str = "sum",
+    seed: int = 0,
+    dim: int = 0,
     concat_dim: int | None = None,
-) -> list[list[np.ndarray | None]]:  # fmt: skip
+) -> list[list[np.ndarray | None]]:
     """Run streams on `inputs[execution][rank]`, one execution after the other, in a random order chosen by `seed`.
 
     All inputs have one shape and dtype. Inputs are cut along `dim`, outputs concatenated along `concat_dim` (None: along
@@ -78,9 +83,7 @@ class StreamInterpreter:
         runs = zip(codes, s.count.tolist(), s.part.tolist(), s.part_step.tolist(), strict=True)
         return [[self.memory.index(code, *run) for code in some] for some, *run in runs]
 
-    def run(
-        self, inputs: Sequence[Sequence[np.ndarray]], *, op: str = "sum", seed: int = 0
-    ) -> list[list[np.ndarray | None]]:
+    def run(self, inputs: Sequence[Sequence[np.ndarray]], *, op: str = "sum", seed: int = 0) -> list[list[np.ndarray | None]]:
         """See `interpret`; `inputs` have the shape and dtype that were given before."""
         with np.errstate(all="ignore"):  # poison overflows, and so may the caller's numbers
             return _StreamRun(self, inputs, op, seed).run()

@@ -123,8 +123,10 @@ class _Hazards:
         self.part = np.concatenate([np.repeat(self.collective.parts_of_rows, self.p), scratch])
         # The readers of each place since it was written last, as a linked list.
         self.reader = np.full(size - self.fixed, -1, np.int64 if events is np.int64 else np.int32)
-        reads = sum(int((b.src >= self.fixed).sum()) if (b.count == 1).all() else b.src.shape[1] * int(b.count.sum())
-                    for b in schedule.batches)  # fmt: skip
+        reads = sum(
+            int((b.src >= self.fixed).sum()) if (b.count == 1).all() else b.src.shape[1] * int(b.count.sum())
+            for b in schedule.batches
+        )
         self.read_event = np.empty(reads, events)
         self.read_next = np.empty(reads, self.reader.dtype)
         self.reads = 0
@@ -153,9 +155,7 @@ class _Hazards:
         self._touch(np.concatenate([dst, src], axis=1), row, stream, index)
         run = batch.count, part, step, self._moves(len(batch))
         waits = waiter.astype(np.int32), awaited.astype(self.writer.dtype)
-        self.lowered.append(
-            _Lowered(Opcode.COMBINE, stream, index.astype(np.int32), batch.dst, batch.src, *run, *waits)
-        )
+        self.lowered.append(_Lowered(Opcode.COMBINE, stream, index.astype(np.int32), batch.dst, batch.src, *run, *waits))
 
     def exchange(self, batch: Batch) -> None:
         """Lower the messages of one round: of each rank a POST with all waits, its RECEIVEs, and its SENDs."""
@@ -323,9 +323,23 @@ def _assemble(schedule: Schedule, hazards: _Hazards, hosts: tuple[int, ...]) -> 
     slots = concat_ranges(waits[leaves].astype(np.int64), (waits[leaves + 1] - waits[leaves]).astype(np.int64))
     wait_stream[slots], wait_value[slots] = touched[order], touch_value[order]
     return Streams(
-        schedule, start, opcode, sides["dst"], dst, sides["src"], src, count, part, step, waits, wait_stream, wait_value,
-        move, int(length.max()), hosts,
-    )  # fmt: skip
+        schedule,
+        start,
+        opcode,
+        sides["dst"],
+        dst,
+        sides["src"],
+        src,
+        count,
+        part,
+        step,
+        waits,
+        wait_stream,
+        wait_value,
+        move,
+        int(length.max()),
+        hosts,
+    )
 
 
 def _reduced(streams: Streams) -> Streams:

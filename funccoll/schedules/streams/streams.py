@@ -268,8 +268,9 @@ class Streams:
             i = int(np.searchsorted(self.wait_ptr, w, side="right")) - 1
             raise ScheduleError(
                 f"deadlock: {self.describe(i)} waits for count {int(value[w])} of stream {int(self.wait_stream[w])}, which has "
-                f"only {int(length[w])} instructions.", self.source(i),
-            )  # fmt: skip
+                f"only {int(length[w])} instructions.",
+                self.source(i),
+            )
         # A count of 0 or less was reached in an execution before; the last instruction jumps to the full span.
         back = np.where(value <= 0, (self.span - value) // self.span, 0)
         value = np.minimum(value + back * self.span, length)

@@ -188,8 +188,9 @@ def _check_gates(streams: Streams, graph: HappensBefore, executions: int) -> Non
         i = int(np.searchsorted(streams.dst_ptr, at, side="right")) - 1
         raise ScheduleError(
             f"{streams.describe(i)}: it writes to {streams.schedule.places.place(streams.dst[at])}, which is an input, or an "
-            "output that this rank does not have.", streams.source(i),
-        )  # fmt: skip
+            "output that this rank does not have.",
+            streams.source(i),
+        )
     for execution in range(executions):
         level = graph.levels_of(streams.nodes(execution, executions))
         enter, leave = (level[gate] for gate in gates)
@@ -206,8 +207,9 @@ def _check_gates(streams: Streams, graph: HappensBefore, executions: int) -> Non
                 place = streams.schedule.places.place(codes[at])
                 raise ScheduleError(
                     f"race in {streams.schedule.collective}: {streams.describe(i)} touches {place} {when} of rank {rank}, when "
-                    "it is the caller's.", streams.source(i),
-                )  # fmt: skip
+                    "it is the caller's.",
+                    streams.source(i),
+                )
 
 
 def _race(streams: Streams, earlier: int, later: int, executions: int) -> ScheduleError:
@@ -287,5 +289,6 @@ def _check_parts(streams: Streams, machine: SymbolicExecutor, batch: Batch, inst
         i = int(instruction[row[at]])
         raise ScheduleError(
             f"wrong element range in {streams.schedule.collective}: {streams.describe(i)} names part {streams.part[i]} of a "
-            f"block, and {streams.schedule.places.place(place[at])} holds another part.", streams.source(i),
-        )  # fmt: skip
+            f"block, and {streams.schedule.places.place(place[at])} holds another part.",
+            streams.source(i),
+        )

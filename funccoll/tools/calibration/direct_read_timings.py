@@ -24,8 +24,9 @@ _TURN_BYTES = 1 << 20
 _AXIS = "ranks"
 _Pair = tuple[list[Any], np.ndarray]
 _BODIES: tuple[Callable[[Any], Any], ...] = (
-    lambda x: collectives.all_to_all(x, _AXIS, split_dim=0, concat_dim=0), lambda x: collectives.reduce_scatter(x, _AXIS),
-)  # fmt: skip
+    lambda x: collectives.all_to_all(x, _AXIS, split_dim=0, concat_dim=0),
+    lambda x: collectives.reduce_scatter(x, _AXIS),
+)
 """Of collectives that copy, and of those that combine."""
 
 

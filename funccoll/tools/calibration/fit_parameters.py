@@ -68,9 +68,12 @@ def of_messages(p: int, parameters: HostParameters) -> Topology:
 
 
 def fit(
-    samples: Sequence[Sample], nranks: int, topology: Callable[[int, HostParameters], Topology] = Topology.measured_host,
-    start: bool = True, levels: int = _LEVELS,
-) -> Fit:  # fmt: skip
+    samples: Sequence[Sample],
+    nranks: int,
+    topology: Callable[[int, HostParameters], Topology] = Topology.measured_host,
+    start: bool = True,
+    levels: int = _LEVELS,
+) -> Fit:
     """Fit the parameters of `nranks` ranks to measured times.
 
     For comparison with other models: the `topology` of given parameters, without `start`, or with fewer `levels` of caches.
@@ -91,9 +94,12 @@ class _Model:
     """The model's times of the samples' schedules, as a function of the logarithms of the parameters."""
 
     def __init__(
-        self, samples: Sequence[Sample], nranks: int, topology: Callable[[int, HostParameters], Topology],
+        self,
+        samples: Sequence[Sample],
+        nranks: int,
+        topology: Callable[[int, HostParameters], Topology],
         fixed: Mapping[int, float],
-    ):  # fmt: skip
+    ):
         made = {(s.kind, s.algorithm): build(s.kind, nranks, s.algorithm) for s in samples}
         self.schedules = [made[s.kind, s.algorithm] for s in samples]
         self.samples, self.nranks, self.topology, self.fixed = samples, nranks, topology, fixed

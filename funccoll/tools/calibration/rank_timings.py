@@ -43,9 +43,7 @@ _BODIES: dict[str, Callable[[Any, str], Any]] = {
 _Latest = Callable[..., tuple[float, float]]
 
 
-def time_cases(
-    cases: Sequence[Case], turns: int, turn_seconds: float, progress: str = ""
-) -> tuple[list[list[float]], int]:
+def time_cases(cases: Sequence[Case], turns: int, turn_seconds: float, progress: str = "") -> tuple[list[list[float]], int]:
     """Time every case over all ranks of this rank's job: see `time_on`. Rank 0 writes a byte to `progress` after each case."""
     told = -1
     if progress and rank() == 0:

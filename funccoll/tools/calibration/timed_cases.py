@@ -5,8 +5,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 __all__ = [
-    "ALGORITHMS", "ITEM", "ON_HOSTS", "QUICK_SIZES", "SIZES", "Case", "cases", "default_ranks", "fitting_sizes",
-]  # fmt: skip
+    "ALGORITHMS",
+    "ITEM",
+    "ON_HOSTS",
+    "QUICK_SIZES",
+    "SIZES",
+    "Case",
+    "cases",
+    "default_ranks",
+    "fitting_sizes",
+]
 
 ITEM = 4
 """Bytes of an element: all is float32."""
@@ -14,16 +22,21 @@ SIZES = tuple(4**i for i in range(4, 13))
 """256 B to 16 MiB in powers of 4."""
 QUICK_SIZES = (1 << 10, 64 << 10, 1 << 20)
 ALGORITHMS = {
-    "all_reduce": ("two_shot", "one_shot", "ring"), "all_gather": ("direct",), "reduce_scatter": ("direct",),
-    "all_to_all": ("direct",), "broadcast": ("flat",),
-}  # fmt: skip
+    "all_reduce": ("two_shot", "one_shot", "ring"),
+    "all_gather": ("direct",),
+    "reduce_scatter": ("direct",),
+    "all_to_all": ("direct",),
+    "broadcast": ("flat",),
+}
 """Collective -> the algorithms that are timed: those that may be chosen on one host, and one that waits for others in every
 round, because without it nothing tells what such a wait takes."""
 
 ON_HOSTS = {
     "all_reduce": ("two_shot", "ring", "recursive_doubling", "hierarchical"),
-    "all_gather": ("direct", "circulant", "hierarchical"), "reduce_scatter": ("direct", "circulant"), "all_to_all": ("direct",),
-}  # fmt: skip
+    "all_gather": ("direct", "circulant", "hierarchical"),
+    "reduce_scatter": ("direct", "circulant"),
+    "all_to_all": ("direct",),
+}
 """Collective -> the algorithms that are timed on several hosts: with few messages, with few bytes, and on two levels.
 
 A broadcast is none of them: its root waits for no rank, so that repetitions overlap."""

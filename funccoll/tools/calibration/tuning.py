@@ -60,9 +60,10 @@ def measure(
     times = [t for ranks, cases in plan.items() for t in measured_times(ranks, cases, found[ranks])]
     counted = PASSES * sum(map(len, plan.values()))
     return times, {
-        "others_before": round(before.rate, 2), "others_during": round(during.rate, 2),
+        "others_before": round(before.rate, 2),
+        "others_during": round(during.rate, 2),
         "disturbed_cases": round(disturbed / counted, 3),
-    }  # fmt: skip
+    }
 
 
 def _check(rate: float, ranks: int, when: str, anyway: bool) -> None:
@@ -121,8 +122,10 @@ def samples_of(times: Sequence[MeasuredTimes], ranks: int) -> list[Sample]:
     """The measured times of a number of ranks, one by one."""
     return [
         Sample(m.kind, m.algorithm, n, seconds)
-        for m in times if m.ranks == ranks for n, seconds in zip(m.nbytes, m.seconds, strict=True)
-    ]  # fmt: skip
+        for m in times
+        if m.ranks == ranks
+        for n, seconds in zip(m.nbytes, m.seconds, strict=True)
+    ]
 
 
 def profile_of(

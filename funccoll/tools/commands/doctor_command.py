@@ -17,9 +17,10 @@ __all__ = ["main"]
 def main(words: Sequence[str]) -> int:
     """Print the report; returns 1 when something that funccoll needs is wrong."""
     argparse.ArgumentParser(
-        prog="funccoll doctor", allow_abbrev=False,
+        prog="funccoll doctor",
+        allow_abbrev=False,
         description="Report what this machine has, and what is missing or wrong.",
-    ).parse_args(words)  # fmt: skip
+    ).parse_args(words)
     marks = {"ok": ("ok", "green"), "absent": ("-", "dim"), "warning": ("!", "yellow"), "wrong": ("WRONG", "bold red")}
     findings = doctor.examine()
     console = Console(highlight=False)

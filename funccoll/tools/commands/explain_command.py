@@ -33,12 +33,15 @@ _NAMED = "the program names it"
 def main(words: Sequence[str]) -> int:
     """Run the script and print its programs as they are compiled; returns the script's exit code (1 when it raises)."""
     parser = argparse.ArgumentParser(
-        prog="funccoll explain", allow_abbrev=False, usage="funccoll explain [--json] script.py [arguments ...]",
+        prog="funccoll explain",
+        allow_abbrev=False,
+        usage="funccoll explain [--json] script.py [arguments ...]",
         description="Run a script as `python script.py` does, on virtual devices in this process, and show each program that "
         "it compiles: its collectives with their algorithms, bytes, predicted times, and why they were chosen.",
-    )  # fmt: skip
-    parser.add_argument("--json", action="store_true",
-        help="print one JSON object at the end; what the script prints goes to stderr")
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object at the end; what the script prints goes to stderr"
+    )
     parser.add_argument("script", help="a Python file")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     options = parser.parse_args(words)
@@ -135,18 +138,34 @@ def _print_traceback(error: BaseException, script: str) -> None:
 def _description(compiled: Compiled) -> dict[str, Any]:
     """A program as JSON shows it."""
     signature, program, line = compiled.signature, compiled.program, current_source()
-    rows = [
-        {**_collective(eqn, compiled), "operands": row.operands, "dtype": row.dtype, "bytes": row.nbytes,
-            "axes": list(row.axes),
-         "devices": row.size, "collective": f"{row.kind} {row.op}".strip(), "source": str(row.source or "")}
-        for eqn, row in zip(program.collectives(), compiled.collectives().rows[-len(program.collectives()) :], strict=True)
-    ] if program.collectives() else []  # fmt: skip
+    rows = (
+        [
+            {
+                **_collective(eqn, compiled),
+                "operands": row.operands,
+                "dtype": row.dtype,
+                "bytes": row.nbytes,
+                "axes": list(row.axes),
+                "devices": row.size,
+                "collective": f"{row.kind} {row.op}".strip(),
+                "source": str(row.source or ""),
+            }
+            for eqn, row in zip(program.collectives(), compiled.collectives().rows[-len(program.collectives()) :], strict=True)
+        ]
+        if program.collectives()
+        else []
+    )
     return {
-        "name": signature.name, "defined": str(_users(signature.source)), "called": str(line or ""),
-            "mesh": dict(compiled.mesh.shape),
-        "equations": len(program.equations), "collectives": rows, "widenings": [str(w) for w in compiled.widenings],
-        "predicted_seconds": sum(row["predicted_seconds"] or 0.0 for row in rows), "fingerprint": compiled.fingerprint,
-    }  # fmt: skip
+        "name": signature.name,
+        "defined": str(_users(signature.source)),
+        "called": str(line or ""),
+        "mesh": dict(compiled.mesh.shape),
+        "equations": len(program.equations),
+        "collectives": rows,
+        "widenings": [str(w) for w in compiled.widenings],
+        "predicted_seconds": sum(row["predicted_seconds"] or 0.0 for row in rows),
+        "fingerprint": compiled.fingerprint,
+    }
 
 
 def _users(source: Source | None) -> str:
@@ -209,7 +228,14 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
         table.add_column(name, justify="right" if name in ("bytes/device", *times) else "left", no_wrap=name != "why")
     for row in rows:
         seconds = [row[f"{name}_seconds"] for name in times]
-        cells = (row["collective"], ",".join(row["axes"]), f"{row['bytes']:,}", row["algorithm"],
-                 *("" if s is None else seconds_text(s) for s in seconds), row["source"], row["why"])  # fmt: skip
+        cells = (
+            row["collective"],
+            ",".join(row["axes"]),
+            f"{row['bytes']:,}",
+            row["algorithm"],
+            *("" if s is None else seconds_text(s) for s in seconds),
+            row["source"],
+            row["why"],
+        )
         table.add_row("", *map(Text, cells))
     return table

@@ -25,7 +25,8 @@ _MOST_RANKS = 16
 def main(words: Sequence[str]) -> int:
     """Print the tables, and write the trace; returns 1 when there is nothing to read."""
     parser = argparse.ArgumentParser(
-        prog="funccoll profile", allow_abbrev=False,
+        prog="funccoll profile",
+        allow_abbrev=False,
         description="Merge the ranks of a profile that FUNCCOLL_PROFILE=DIRECTORY or fc.profile(DIRECTORY) has recorded: print "
         "where each rank's time went and which rank waited for which, and write a trace for ui.perfetto.dev or chrome://tracing.",
     )

@@ -51,7 +51,8 @@ def main(words: Sequence[str], plain: bool = False) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     run = argparse.ArgumentParser(
-        prog="funccoll run", allow_abbrev=False,
+        prog="funccoll run",
+        allow_abbrev=False,
         usage="funccoll run (-n N | --hosts a:4,b:4) [--bind-to core|core:overload-allowed|none] [--timeout S] [--grace S] "
         "[--tracebacks first|all] (script.py | -m module | -- command) ...",
         description="Start a Python script, module or any command in N processes, which form one job. Each line that they "
@@ -62,26 +63,40 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("-n", type=int, metavar="N", help="number of processes, on this host")
     run.add_argument("--hosts", metavar="A:N,B:M", help="hosts, each with its number of processes, which mpirun starts")
     run.add_argument(
-        "--launcher-agent", dest="agent", metavar="COMMAND", default="",
+        "--launcher-agent",
+        dest="agent",
+        metavar="COMMAND",
+        default="",
         help=f"with --hosts: run this in the place of ssh, with a host and a command ({config.LAUNCHER_AGENT} says so, too)",
-    )  # fmt: skip
+    )
     run.add_argument(
-        "-x", dest="pass_on", metavar="NAME[=VALUE]", action="append", default=[],
+        "-x",
+        dest="pass_on",
+        metavar="NAME[=VALUE]",
+        action="append",
+        default=[],
         help="with --hosts: pass this variable on; those of Python, funccoll, NumPy and MPI are passed on anyway",
-    )  # fmt: skip
+    )
     run.add_argument(
-        "--bind-to", choices=("core", _SHARED_CORES, "none"), default="none",
+        "--bind-to",
+        choices=("core", _SHARED_CORES, "none"),
+        default="none",
         help=f"bind each process to a core of its own; with {_SHARED_CORES} several to one core, where there are too few",
-    )  # fmt: skip
+    )
     run.add_argument("--timeout", type=float, metavar="S", help="stop all after S seconds (exit code 124)")
     run.add_argument(
-        "--grace", type=float, default=GRACE, metavar="S",
+        "--grace",
+        type=float,
+        default=GRACE,
+        metavar="S",
         help="seconds that the others get to end by themselves when a process has failed (30)",
-    )  # fmt: skip
+    )
     run.add_argument(
-        "--tracebacks", choices=("first", "all"), default="first",
+        "--tracebacks",
+        choices=("first", "all"),
+        default="first",
         help="of processes that fail after another one, print one line (first) or the whole traceback (all)",
-    )  # fmt: skip
+    )
     run.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
     run.add_argument("program", nargs=argparse.REMAINDER, help="script.py, or with -m a module, then its arguments")
     return run
@@ -92,8 +107,9 @@ def _run(options: argparse.Namespace, program: list[str], command: list[str], pl
     if program and not options.module and not os.path.exists(program[0]):
         return _complain(
             f"there is no file {program[0]!r} in {os.getcwd()}. For a command that is not a Python script write -- before it: "
-            f"funccoll run {place} -- {shlex.join(program)}", _NOT_FOUND,
-        )  # fmt: skip
+            f"funccoll run {place} -- {shlex.join(program)}",
+            _NOT_FOUND,
+        )
     if not program and not command:
         return _complain(f"there is nothing to run. For example: funccoll run {place} script.py", _USAGE)
     if program:
@@ -128,8 +144,9 @@ def _run(options: argparse.Namespace, program: list[str], command: list[str], pl
         except OSError as error:  # too many processes, or open files
             return _complain(
                 f"process {len(job.processes)} of {options.n or 1} cannot be started: {error.strerror}. `ulimit -n` limits a "
-                "process's open files (each rank takes 5 here), `ulimit -u` a user's processes.", _NOT_EXECUTABLE,
-            )  # fmt: skip
+                "process's open files (each rank takes 5 here), `ulimit -u` a user's processes.",
+                _NOT_EXECUTABLE,
+            )
         job.wait()
     if received:
         return 128 + received[0]
@@ -219,9 +236,7 @@ def _tell_waiting(names: str, seconds: float) -> None:
     print(f"funccoll run: waiting up to {seconds:.0f} s for {names} to end; Ctrl-C stops them.", file=sys.stderr, flush=True)
 
 
-def _verdict(
-    job: Job, n: int, timeout: float | None, hosts_job: HostsJob | None, errors: Sequence[ErrorLines]
-) -> int:  # fmt: skip
+def _verdict(job: Job, n: int, timeout: float | None, hosts_job: HostsJob | None, errors: Sequence[ErrorLines]) -> int:
     if job.failure is None:
         return 0
     rank, code = job.failure

@@ -58,7 +58,8 @@ def main(words: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="funccoll schedule", allow_abbrev=False,
+        prog="funccoll schedule",
+        allow_abbrev=False,
         usage="funccoll schedule COLLECTIVE --ranks P [--algorithm NAME] [options]\n"
         "       funccoll schedule --list [--ranks P]",
         description="Show the schedule of a collective: rounds, moves, bytes, predicted time, what its proof says, and which "
@@ -69,30 +70,46 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="list all collectives and algorithms (with --ranks: for that many)")
     parser.add_argument("--ranks", type=_count, metavar="P", help="the number of ranks")
     parser.add_argument("--algorithm", metavar="NAME", help="see --list")
-    parser.add_argument("--bytes", type=_bytes, default=1 << 20, metavar="N",
-                        help="bytes of the larger of one rank's input and output, such as 4096, 64KiB, 1MiB (the default), 2GB")
+    parser.add_argument(
+        "--bytes",
+        type=_bytes,
+        default=1 << 20,
+        metavar="N",
+        help="bytes of the larger of one rank's input and output, such as 4096, 64KiB, 1MiB (the default), 2GB",
+    )
     parser.add_argument("--dtype", metavar="NAME", help="element type for the choice: in 16-bit floats partial sums count")
-    parser.add_argument("--topology", metavar="NAME[:SHAPE]",
-                        help=f"the machine of the cost model: {', '.join(_TOPOLOGIES)} (default: one_host, or --hosts); SHAPE "
-                        "is hosts x ranks per host, such as ethernet:4x2, or a torus's sizes, torus:4x4x2")
+    parser.add_argument(
+        "--topology",
+        metavar="NAME[:SHAPE]",
+        help=f"the machine of the cost model: {', '.join(_TOPOLOGIES)} (default: one_host, or --hosts); SHAPE "
+        "is hosts x ranks per host, such as ethernet:4x2, or a torus's sizes, torus:4x4x2",
+    )
     parser.add_argument("--root", type=int, default=0, metavar="R", help="the root of broadcast, reduce, gather, scatter (0)")
-    parser.add_argument("--pairs", type=_pairs, default=(), metavar="S:D,...",
-        help="source and destination ranks of a permute: 0:1,1:0")
+    parser.add_argument(
+        "--pairs", type=_pairs, default=(), metavar="S:D,...", help="source and destination ranks of a permute: 0:1,1:0"
+    )
     parser.add_argument("--chunks", type=_count, metavar="N", help="chunks of a block, for algorithms that take a number")
     parser.add_argument("--channels", type=_count, default=1, metavar="N", help="streams of each rank (1)")
-    parser.add_argument("--hosts", type=_hosts, metavar="HxE",
+    parser.add_argument(
+        "--hosts",
+        type=_hosts,
+        metavar="HxE",
         help="hosts x ranks per host, such as 2x4, or the host of each rank, such as 0,0,0,1: of the machine, if --topology "
-             "names none, and of a hierarchical algorithm")
-    parser.add_argument("--levels", type=_levels, metavar="HxE",
-        help="hosts x ranks per host of a hierarchical algorithm, such as 2x4")
+        "names none, and of a hierarchical algorithm",
+    )
+    parser.add_argument(
+        "--levels", type=_levels, metavar="HxE", help="hosts x ranks per host of a hierarchical algorithm, such as 2x4"
+    )
     parser.add_argument("--draw", metavar="FILE", help="draw it to FILE.svg or FILE.png")
-    parser.add_argument("--drawing", default="space_time", metavar="KIND",
-        help="space_time (default), link_matrix or chunk_table")
-    parser.add_argument("--export", metavar="FORMAT",
-        help="print it as msccl (XML), goal (LogGOPSim), perfetto (simulated) or json")
+    parser.add_argument(
+        "--drawing", default="space_time", metavar="KIND", help="space_time (default), link_matrix or chunk_table"
+    )
+    parser.add_argument(
+        "--export", metavar="FORMAT", help="print it as msccl (XML), goal (LogGOPSim), perfetto (simulated) or json"
+    )
     parser.add_argument("--out", metavar="FILE", help="write the export to FILE, and print the tables")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    return parser  # fmt: skip
+    return parser
 
 
 # ---------------------------------------------------------------- options
@@ -160,12 +177,14 @@ def _on_hosts(make: Callable[[int, int], schedules.Topology], each: int) -> Call
 
 
 _TOPOLOGIES: dict[str, Callable[..., schedules.Topology]] = {
-    "one_process": _on_one_host(schedules.Topology.one_process), "one_host": _on_one_host(schedules.Topology.one_host),
-    "one_gpu": _on_one_host(schedules.Topology.one_gpu), "nvlink": _on_one_host(schedules.Topology.nvlink),
+    "one_process": _on_one_host(schedules.Topology.one_process),
+    "one_host": _on_one_host(schedules.Topology.one_host),
+    "one_gpu": _on_one_host(schedules.Topology.one_gpu),
+    "nvlink": _on_one_host(schedules.Topology.nvlink),
     "nvlink_infiniband": _on_hosts(schedules.Topology.nvlink_infiniband, 8),
-        "ethernet": _on_hosts(schedules.Topology.ethernet, 1),
+    "ethernet": _on_hosts(schedules.Topology.ethernet, 1),
     "torus": lambda p, shape: schedules.Topology.torus(shape or (p,)),
-}  # fmt: skip
+}
 """Name -> the topology for a number of ranks and a shape, () when none is given."""
 
 
@@ -196,8 +215,13 @@ def _list(options: argparse.Namespace) -> None:
     before = ""
     for row in rows:
         options_of = " ".join(f"--{o}" for o in row["options"])
-        table.add_row("" if row["collective"] == before else row["collective"], row["algorithm"], row["ranks"], options_of,
-            Text(row["text"]))
+        table.add_row(
+            "" if row["collective"] == before else row["collective"],
+            row["algorithm"],
+            row["ranks"],
+            options_of,
+            Text(row["text"]),
+        )
         before = row["collective"]
     _console().print(table)
 
@@ -222,8 +246,13 @@ def _show(options: argparse.Namespace) -> None:
     if given:
         topology = schedules.Topology.of_hosts(options.hosts or ())
     nbytes = 0 if not KINDS[kind].carries_data else options.bytes
-    asked: dict[str, Any] = {"dtype": _dtype(options.dtype), "root": options.root, "pairs": options.pairs,
-        "hosts": options.hosts, "levels": options.levels}
+    asked: dict[str, Any] = {
+        "dtype": _dtype(options.dtype),
+        "root": options.root,
+        "pairs": options.pairs,
+        "hosts": options.hosts,
+        "levels": options.levels,
+    }
     explanation = None
     if options.algorithm is None:
         if options.chunks is not None or options.channels != 1:
@@ -233,9 +262,16 @@ def _show(options: argparse.Namespace) -> None:
     else:
         takes = not given or find(kind, options.algorithm, p).is_hierarchical  # else the hosts are the machine's alone
         schedule = schedules.build(
-            kind, p, options.algorithm, channels=options.channels, root=options.root, chunks=options.chunks,
-            hosts=options.hosts if takes else None, levels=options.levels, pairs=options.pairs,
-        )  # fmt: skip
+            kind,
+            p,
+            options.algorithm,
+            channels=options.channels,
+            root=options.root,
+            chunks=options.chunks,
+            hosts=options.hosts if takes else None,
+            levels=options.levels,
+            pairs=options.pairs,
+        )
     figures = figures_of(schedule, topology, nbytes, asked["dtype"])
     text = _exported(schedule, options.export, topology, nbytes) if options.export else None
     if text is not None and options.out is None:

@@ -22,16 +22,30 @@ def figures_of(schedule: Schedule, topology: schedules.Topology, nbytes: int, dt
     c, proof, cost = schedule.collective, schedule.prove(), schedule.cost(topology, nbytes)
     measured = measured_seconds(c.kind, schedule.algorithm, topology, nbytes, dtype, c.root)
     return {
-        "collective": c.kind, "algorithm": schedule.algorithm, "ranks": c.nranks, "root": c.root if c.meaning.rooted else None,
-        "chunks": c.chunks, "channels": c.channels, "hosts": schedule.host_map,
-        "levels": schedule.levels, "rounds": schedule.nrounds,
-        "moves": sum(len(b) for b in schedule.batches), "scratch_chunks": schedule.scratch_chunks, "topology": topology.name,
-        "bytes": nbytes, "seconds": cost.seconds, "measured_seconds": measured,
-        "rounds_between_ranks": cost.rounds, "bytes_sent": cost.bytes_sent,
-        "bytes_reduced": cost.bytes_reduced, "proved": True, "left_fold": proof.left_fold if c.meaning.combines else None,
+        "collective": c.kind,
+        "algorithm": schedule.algorithm,
+        "ranks": c.nranks,
+        "root": c.root if c.meaning.rooted else None,
+        "chunks": c.chunks,
+        "channels": c.channels,
+        "hosts": schedule.host_map,
+        "levels": schedule.levels,
+        "rounds": schedule.nrounds,
+        "moves": sum(len(b) for b in schedule.batches),
+        "scratch_chunks": schedule.scratch_chunks,
+        "topology": topology.name,
+        "bytes": nbytes,
+        "seconds": cost.seconds,
+        "measured_seconds": measured,
+        "rounds_between_ranks": cost.rounds,
+        "bytes_sent": cost.bytes_sent,
+        "bytes_reduced": cost.bytes_reduced,
+        "proved": True,
+        "left_fold": proof.left_fold if c.meaning.combines else None,
         "partial_sums": proof.partial_sums if c.meaning.combines else None,
-        "reads": _peers(schedule, "src"), "writes": _peers(schedule, "dst"),
-    }  # fmt: skip
+        "reads": _peers(schedule, "src"),
+        "writes": _peers(schedule, "dst"),
+    }
 
 
 def _peers(schedule: Schedule, side: str) -> list[list[int]]:
@@ -47,16 +61,19 @@ def _peers(schedule: Schedule, side: str) -> list[list[int]]:
 
 def summary(schedule: Schedule, figures: dict[str, Any]) -> list[tuple[str, str]]:
     """The figures as lines: a name, and a text."""
-    c, what = schedule.collective, schedules.describe(schedule.kind,
-        schedule.algorithm).partition("\n\n")[2].partition("\n\n")[0]
+    c, what = (
+        schedule.collective,
+        schedules.describe(schedule.kind, schedule.algorithm).partition("\n\n")[2].partition("\n\n")[0],
+    )
     chunks = f"{figures['chunks']} chunk{'s' if figures['chunks'] != 1 else ''} per block"
     chunks += f" and channel, {c.channels} channels" if c.channels > 1 else ""
     size = "" if not c.meaning.carries_data else f" for {size_text(figures['bytes'])} per rank"
     rows = [
-        ("schedule", f"{schedule.algorithm} for {c}"), ("", " ".join(what.split())),
+        ("schedule", f"{schedule.algorithm} for {c}"),
+        ("", " ".join(what.split())),
         ("rounds", f"{figures['rounds']:,}, with {figures['moves']:,} move{'s' * (figures['moves'] != 1)} in all; {chunks}"),
         ("sent", f"{bytes_text(figures['bytes_sent'])} bytes by the rank that sends most"),
-    ]  # fmt: skip
+    ]
     if figures["bytes_reduced"]:
         rows.append(("reduced", f"{bytes_text(figures['bytes_reduced'])} bytes by the rank that reduces most"))
     measured = figures["measured_seconds"]

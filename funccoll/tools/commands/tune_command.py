@@ -139,16 +139,19 @@ class _ProgressLines:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="funccoll tune", allow_abbrev=False,
+        prog="funccoll tune",
+        allow_abbrev=False,
         description="Measure the collectives of this machine, fit the cost model's parameters to the times, and keep both as "
         "this host's machine profile, which the choice of algorithms and explain() use. Takes about half a minute. As the "
         "program of a job on several hosts (mpirun ... funccoll tune) it measures them and their network; the profile is kept "
         "on the host of rank 0.",
     )
     parser.add_argument(
-        "-n", type=_ranks, metavar="RANKS",
+        "-n",
+        type=_ranks,
+        metavar="RANKS",
         help="numbers of ranks, such as 2,4 (default: powers of two up to the cores, and twice the cores if these are few)",
-    )  # fmt: skip
+    )
     parser.add_argument("--hosts", metavar="A:N,B:N", help="measure a job on these hosts, with N processes on each")
     parser.add_argument("--quick", action="store_true", help="few sizes and short turns, 2 ranks: a rough profile in seconds")
     parser.add_argument("--anyway", action="store_true", help="measure beside other processes that keep the machine busy")

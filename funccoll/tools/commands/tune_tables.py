@@ -68,9 +68,13 @@ def _parameters_table(parameters: Sequence[HostParameters]) -> Table:
     table = _table("ranks", "start", "α, a wait", "β, bytes", "γ, reductions", "beyond the caches")
     for p in parameters:
         table.add_row(
-            str(p.ranks), seconds_text(p.start), seconds_text(p.alpha), _rate(p.beta), _rate(p.gamma),
+            str(p.ranks),
+            seconds_text(p.start),
+            seconds_text(p.alpha),
+            _rate(p.beta),
+            _rate(p.gamma),
             "\n".join(f"{size_text(1024 * round(held / 1024))}: +{excess:.0%}" for held, excess in p.caches),
-        )  # fmt: skip
+        )
     return table
 
 

@@ -54,7 +54,11 @@ def pvary_to(value: Any, type: ArrayType) -> Any:
 
 
 def run_forward(
-    program: Program, constants: Sequence[Any], args: Sequence[Any], active: set[Atom], known: Mapping[Atom, Any] = _NOTHING,
+    program: Program,
+    constants: Sequence[Any],
+    args: Sequence[Any],
+    active: set[Atom],
+    known: Mapping[Atom, Any] = _NOTHING,
     unreduced: frozenset[str] = frozenset(),
 ) -> tuple[list[Any], dict[Var, Any], dict[Equation, Any]]:
     """Run the program through `bind`; returns outputs, every variable's value, and custom rules' residuals.
@@ -100,9 +104,13 @@ class Backward:
     """
 
     def __init__(
-        self, program: Program, env: dict[Var, Any], residuals: dict[Equation, Any], active: set[Atom],
+        self,
+        program: Program,
+        env: dict[Var, Any],
+        residuals: dict[Equation, Any],
+        active: set[Atom],
         unreduced: frozenset[str] = frozenset(),
-    ):  # fmt: skip
+    ):
         self.program, self.env, self.residuals, self.active, self.unreduced = program, env, residuals, active, unreduced
         self.cts: dict[Var, Any] = {}
         self.pieces: dict[Var, list[tuple[Piece, Source | None]]] = {}

@@ -45,9 +45,12 @@ class Transposed:
 
 
 def differentiated(
-    program: Program, inputs: Sequence[bool], always: Sequence[bool], kept: Sequence[bool],
+    program: Program,
+    inputs: Sequence[bool],
+    always: Sequence[bool],
+    kept: Sequence[bool],
     unreduced: frozenset[str] = frozenset(),
-) -> tuple[Program, list[Any], Transposed]:  # fmt: skip
+) -> tuple[Program, list[Any], Transposed]:
     """The program whose outputs also are the residuals, what it captures, and the backward pass.
 
     `inputs`: those that are active; `always`: those that get zeros where they have no cotangent; `kept`: those that
@@ -86,9 +89,7 @@ def differentiated(
         made.append(Transposed(back, needs, takes, gives))
         return [*outs, *results]
 
-    staged, captured = stage(
-        forward, [v.type for v in program.inputs], axis_sizes=program.axis_sizes, label=program.label
-    )
+    staged, captured = stage(forward, [v.type for v in program.inputs], axis_sizes=program.axis_sizes, label=program.label)
     return staged, captured, made[0]
 
 
@@ -123,9 +124,15 @@ def _scan_rule(
     program, captured, back = differentiated(body, inputs, always, [not c for c in is_carry], unreduced)
     forward, extra = closed(program, captured)
     outs = bind(
-        scan_p, *extra, *values, body=forward, consts=consts + len(extra), carry=carry, length=length,
+        scan_p,
+        *extra,
+        *values,
+        body=forward,
+        consts=consts + len(extra),
+        carry=carry,
+        length=length,
         reverse=eqn.params["reverse"],
-    )  # fmt: skip
+    )
     results, stacked = outs[: len(eqn.outputs)], iter(outs[len(eqn.outputs) :])
     scanned = [k is None or (type(k) is int and k >= first) for k in back.needs]
     rows = [next(stacked) if k is None else values[k] if type(k) is int else k for k in back.needs]
@@ -146,17 +153,25 @@ def _scan_rule(
             found = dict(zip(compress(range(len(inputs)), back.gives), given_back, strict=True))
             return [
                 *(total + found[k] for k, total in zip(sums, totals, strict=True)),
-                *(found[k] for k in moved), *(found[k] for k in arrays),
-            ]  # fmt: skip
+                *(found[k] for k in moved),
+                *(found[k] for k in arrays),
+            ]
 
         types = [_wide(body.inputs[k].type, unreduced) for k in (*sums, *moved)]
         types += [ArrayType(t.shape[1:], t.dtype, t.varying) for t in map(value_type, through)]
         staged, kept = closed(*stage(step, types, label=f"gradient of {body.label}"))
         init = [*(zeros(type) for type in types[: len(sums)]), *(full[k - consts] for k in moved)]
         found = bind(
-            scan_p, *kept, *init, *through, body=staged, consts=len(kept), carry=len(init), length=length,
+            scan_p,
+            *kept,
+            *init,
+            *through,
+            body=staged,
+            consts=len(kept),
+            carry=len(init),
+            length=length,
             reverse=not eqn.params["reverse"],
-        )  # fmt: skip
+        )
         gradients = dict(zip([*sums, *moved, *arrays], found, strict=True))
         return [gradients.get(k) for k in range(len(inputs))]
 

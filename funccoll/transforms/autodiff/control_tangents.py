@@ -37,9 +37,7 @@ def _with_tangents(program: Program, flags: Sequence[bool], wanted: Sequence[boo
     return *stage(forward, [*types, *compress(types, flags)], label=program.label), gives
 
 
-def _until_settled(
-    body: Program, flags: list[bool], carry: slice
-) -> tuple[Program, list[Any], list[bool]]:
+def _until_settled(body: Program, flags: list[bool], carry: slice) -> tuple[Program, list[Any], list[bool]]:
     """The body of a loop with tangents; `flags`, which are updated, also have those of its carry that an iteration makes so."""
     count = carry.stop - carry.start
     rest = [False] * (len(body.outputs) - count)
@@ -78,15 +76,24 @@ def _push_scan(eqn: Equation, values: Sequence[Any], tangents: Sequence[Any]) ->
     staged, captured, gives = _until_settled(body, flags, slice(consts, first))
     program, kept = closed(_regrouped(staged, (consts, first, len(flags)), flags, carry, gives), captured)
     operands = [
-        *values[:consts], *(t for t in tangents[:consts] if t is not None), *values[consts:first],
+        *values[:consts],
+        *(t for t in tangents[:consts] if t is not None),
+        *values[consts:first],
         *_of_carry(tangents, flags, body, slice(consts, first)),
-        *values[first:], *(t for t in tangents[first:] if t is not None),
-    ]  # fmt: skip
+        *values[first:],
+        *(t for t in tangents[first:] if t is not None),
+    ]
     pushed = sum(flags[consts:first])
     outs = bind(
-        scan_p, *kept, *operands, body=program, consts=len(kept) + consts + sum(flags[:consts]), carry=carry + pushed,
-        length=eqn.params["length"], reverse=eqn.params["reverse"],
-    )  # fmt: skip
+        scan_p,
+        *kept,
+        *operands,
+        body=program,
+        consts=len(kept) + consts + sum(flags[:consts]),
+        carry=carry + pushed,
+        length=eqn.params["length"],
+        reverse=eqn.params["reverse"],
+    )
     stacked = len(body.outputs) - carry
     results = [*outs[:carry], *outs[carry + pushed : carry + pushed + stacked]]
     found = iter([*outs[carry : carry + pushed], *outs[carry + pushed + stacked :]])
@@ -103,10 +110,18 @@ def _push_while(eqn: Equation, values: Sequence[Any], tangents: Sequence[Any]) -
     pushed = program.inputs[len(program.inputs) - sum(flags[carry]) :]
     condition = test.replace(inputs=(*test.inputs, *pushed))
     outs = bind(
-        while_p, *values[:test_consts], *kept, *values[test_consts:first], *(t for t in mine[:body_consts] if t is not None),
-        *values[first:], *_of_carry(mine, flags, body, carry), test=condition, body=program, test_consts=test_consts,
+        while_p,
+        *values[:test_consts],
+        *kept,
+        *values[test_consts:first],
+        *(t for t in mine[:body_consts] if t is not None),
+        *values[first:],
+        *_of_carry(mine, flags, body, carry),
+        test=condition,
+        body=program,
+        test_consts=test_consts,
         body_consts=len(kept) + body_consts + sum(flags[:body_consts]),
-    )  # fmt: skip
+    )
     found = iter(outs[len(body.outputs) :])
     return outs[: len(body.outputs)], [next(found) if g else None for g in gives]
 

@@ -39,9 +39,7 @@ def _split(values: Any, dim: int, types: Sequence[ArrayType]) -> list[Any]:
     ends = np.cumsum([t.size for t in types])
     lead = (slice(None),) * dim
     blocks = [values[(*lead, slice(int(end) - t.size, int(end)))] for end, t in zip(ends, types, strict=True)]
-    return [
-        np.reshape(b, (*b.shape[:dim], *t.shape, *b.shape[dim + 1 :])) for b, t in zip(blocks, types, strict=True)
-    ]
+    return [np.reshape(b, (*b.shape[:dim], *t.shape, *b.shape[dim + 1 :])) for b, t in zip(blocks, types, strict=True)]
 
 
 class _Chosen:

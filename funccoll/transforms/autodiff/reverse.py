@@ -142,9 +142,7 @@ def _check_cotangent(ct: Any, type: ArrayType, name: str) -> Any:
     return pvary_to(ct, type)
 
 
-def value_and_grad(
-    fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
-) -> Callable[..., Any]:
+def value_and_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable[..., Any]:
     """A function returning `(fn(*args), gradient)`; the gradient has the structure of argument `argnums`.
 
     `fn` returns a real scalar (or `(scalar, aux)` with `has_aux`). The gradient of a parameter that is equal on
@@ -211,10 +209,12 @@ def _check_loss(program: Program, name: str, count: int, arguments: Sequence[str
     loss = program.outputs[0]
     if loss.type.shape != () or not is_inexact(loss.type.dtype) or loss.type.dtype.kind == "c":
         remedy = (
-            "Return np.real(loss) or np.abs(loss)." if loss.type.dtype.kind == "c"
-            else "Convert it with .astype(np.float32)." if not is_inexact(loss.type.dtype)
+            "Return np.real(loss) or np.abs(loss)."
+            if loss.type.dtype.kind == "c"
+            else "Convert it with .astype(np.float32)."
+            if not is_inexact(loss.type.dtype)
             else "Reduce it with np.sum or np.mean; fc.jacrev has the derivatives of every element."
-        )  # fmt: skip
+        )
         raise TraceError(f"grad of {name}: it must return a real floating-point scalar, and returned {loss.type}. {remedy}")
     for which, v in zip(arguments, program.inputs, strict=True):
         extra = sorted(loss.type.varying - v.type.varying)

@@ -26,9 +26,18 @@ from ...primitives.varying import pvary_p
 
 __all__ = ["Beginning", "beginning_of"]
 
-_VIEWS = frozenset([
-    convert_p, stop_gradient_p, checkpoint_name_p, grad_hook_p, broadcast_to_p, reshape_p, transpose_p, pvary_p,
-])  # fmt: skip
+_VIEWS = frozenset(
+    [
+        convert_p,
+        stop_gradient_p,
+        checkpoint_name_p,
+        grad_hook_p,
+        broadcast_to_p,
+        reshape_p,
+        transpose_p,
+        pvary_p,
+    ]
+)
 _REDUCTIONS = frozenset(REDUCTIONS.values())
 _PRODUCTS = frozenset([matmul_p, einsum_p])
 

@@ -20,7 +20,7 @@ def missing(cupy: Any) -> str | None:
     runtime = cupy.cuda.runtime
     driver, built = runtime.driverGetVersion(), runtime.runtimeGetVersion()
     if not driver:
-        return "this machine has no NVIDIA driver (libcuda.so.1): run where there is one, or leave out device=\"cuda\""
+        return 'this machine has no NVIDIA driver (libcuda.so.1): run where there is one, or leave out device="cuda"'
     if driver // 1000 < built // 1000:
         return (
             f"the driver is for CUDA {_version(driver)} and CuPy is built for CUDA {_version(built)}: "
@@ -33,7 +33,7 @@ def missing(cupy: Any) -> str | None:
     if not count:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         why = "" if visible is None else f" that CUDA_VISIBLE_DEVICES={visible!r} shows"
-        return f"this machine has no GPU{why}: run where there is one, or leave out device=\"cuda\""
+        return f'this machine has no GPU{why}: run where there is one, or leave out device="cuda"'
     return None
 
 
@@ -71,7 +71,7 @@ def current_gpu(rank: int | None = None) -> Gpu:
         ) from error
     problem = missing(cupy)
     if problem is not None:
-        raise DeviceError(f"device=\"cuda\" cannot be used: {problem}. `funccoll doctor` lists all parts.")
+        raise DeviceError(f'device="cuda" cannot be used: {problem}. `funccoll doctor` lists all parts.')
     if rank is not None:
         use_own(cupy, rank)
     from ...platforms.gpu.cupy_gpu import CupyGpu

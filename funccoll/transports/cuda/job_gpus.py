@@ -33,6 +33,7 @@ _NAME_BYTES = 64
 _STAGING = 2 / 3.35e12
 """Seconds per byte that our kernel's operands are copied into and out of the memory which peers map: read and written once."""
 
+
 def _nccl_job(host: SharedMemoryJob, gpu: Any) -> NcclJob | None:
     """NCCL of a job; None where CuPy finds no NCCL."""
     try:
@@ -96,9 +97,7 @@ class JobGpuTransport(AgreedTransport):
         )
         return ALGORITHM if native < ours + _STAGING * nbytes else None
 
-    def compile(
-        self, calls: Sequence[CollectiveCall], mesh: Mesh, share_results: bool = False
-    ) -> Iterator[AgreedExecutable]:
+    def compile(self, calls: Sequence[CollectiveCall], mesh: Mesh, share_results: bool = False) -> Iterator[AgreedExecutable]:
         """See `Transport`. Neighbours of one transport are compiled together."""
         for native, several in groupby(calls, key=lambda call: call.native == ALGORITHM):
             transport = self.nccl if native else self.peers

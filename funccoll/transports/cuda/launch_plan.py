@@ -86,9 +86,16 @@ def build_launch_plan(call: CollectiveCall, groups: Sequence[Sequence[int]], cha
                     if nbytes:
                         scratch[planned.scratch_slot(r, i)] = nbytes
     return LaunchPlan(
-        tuple(np.array(code, np.int64) for code in codes.values()), tuple(combines), inputs, outputs, scratch, next_slot,
-        len(groups) * channels * _control_bytes(groups), most, bool(awaited),
-    )  # fmt: skip
+        tuple(np.array(code, np.int64) for code in codes.values()),
+        tuple(combines),
+        inputs,
+        outputs,
+        scratch,
+        next_slot,
+        len(groups) * channels * _control_bytes(groups),
+        most,
+        bool(awaited),
+    )
 
 
 def _awaited(streams: Streams) -> frozenset[tuple[int, int]]:

@@ -81,9 +81,7 @@ class PeerMemoryTransport(AgreedTransport):
                 raise
             raise found from found.__cause__
 
-    def compile(
-        self, calls: Sequence[CollectiveCall], mesh: Mesh, share_results: bool = False
-    ) -> Iterator[AgreedExecutable]:
+    def compile(self, calls: Sequence[CollectiveCall], mesh: Mesh, share_results: bool = False) -> Iterator[AgreedExecutable]:
         """See `Transport`. Each collective is a launch; segments for it are made in its first call, by all ranks together.
 
         So what only some ranks compile keeps no other waiting.
@@ -220,6 +218,7 @@ class PeerLaunch(AgreedExecutable):
     def _make_contexts(self, plan: PeerPlan, timeout: float) -> Any:
         words = self._words | {
             WORD.failure: self.transport.failure,
-            WORD.bases: [self._bases + 8 * c for c in range(len(plan.codes))], WORD.patience: int(timeout * 1e9),
-        }  # fmt: skip
+            WORD.bases: [self._bases + 8 * c for c in range(len(plan.codes))],
+            WORD.patience: int(timeout * 1e9),
+        }
         return block_contexts(self.gpu, plan.codes, words)

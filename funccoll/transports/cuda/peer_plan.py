@@ -76,8 +76,9 @@ def build_peer_plan(call: CollectiveCall, rank: int, counters: Sequence[Sequence
     segments = cut_in_channels(call, channels)
     scratch = {
         (i, c): layout.capacity * schedule.scratch_chunks * layout.itemsize
-        for c, segment in enumerate(segments) for i, layout in segment.items()
-    }  # fmt: skip
+        for c, segment in enumerate(segments)
+        for i, layout in segment.items()
+    }
     chunks = [shared_chunks(schedule.streams().verify(), r) for r in range(nranks)]
     touched = [_touched(call, r, bool(chunks[r]), scratch) for r in range(nranks)]
     combines = dict[Combine, int]()

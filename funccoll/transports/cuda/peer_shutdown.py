@@ -109,8 +109,11 @@ class PeerShutdown:
                     logger.warning(
                         "rank %d leaves the job while ranks %s may %s: they have not left in %.0f s. What they run from now on "
                         "may fail. Let all ranks end together, or give them more time by fc.init(timeout=).",
-                        world.rank, missing, do, world.timeout,
-                    )  # fmt: skip
+                        world.rank,
+                        missing,
+                        do,
+                        world.timeout,
+                    )
                 return False
             time.sleep(pause)
             pause = min(2 * pause, _SLOWEST_POLL_S)

@@ -155,8 +155,9 @@ class VirtualGpuDevice(GpuDevice):
         self._broken = kind(
             f"{launch.name} ended on the GPU in the middle: block {report.block} of {launch.blocks} {why}. A debugger or "
             "another program may hold this GPU. No result of this or a later collective can be trusted: start the program "
-            "anew.", launch.source,
-        )  # fmt: skip
+            "anew.",
+            launch.source,
+        )
         raise self._broken
 
     def record(self, run: Run, program: Program) -> Run:
@@ -212,8 +213,9 @@ class Launch(CollectiveExecutable):
         if ncopies > gpu.max_blocks:
             raise MeshError(
                 f"{call.name} has {ncopies} virtual devices, and this GPU runs {gpu.max_blocks} blocks at the same time, of "
-                f"which each device needs one. Make a mesh of at most {gpu.max_blocks} devices.", call.source,
-            )  # fmt: skip
+                f"which each device needs one. Make a mesh of at most {gpu.max_blocks} devices.",
+                call.source,
+            )
         nbytes = sum(max(o.nbytes, o.out_nbytes) for o in call.operands)
         channels = max(1, min(gpu.max_blocks // ncopies, -(-nbytes // CHANNEL_BYTES)))
         self.plan = build_launch_plan(call, groups, channels)
@@ -236,8 +238,9 @@ class Launch(CollectiveExecutable):
         self.gpu.upload(self._control, np.zeros(self._control.shape, np.uint8))
         words = self.device.reports.words(name) | {
             WORD.heap: self.gpu.address(self._control),
-            WORD.failure: self.device.reports.ended if plan.waits else 0, WORD.patience: _PATIENCE_S * 10**9,
-        }  # fmt: skip
+            WORD.failure: self.device.reports.ended if plan.waits else 0,
+            WORD.patience: _PATIENCE_S * 10**9,
+        }
         self._contexts = block_contexts(self.gpu, plan.codes, words)
 
     def _memory(self, nbytes: int) -> Any:
@@ -253,9 +256,7 @@ class Launch(CollectiveExecutable):
         plan, gpu, results, held = self.plan, self.gpu, [], []  # what the launch reads and writes lives until then
         for number, (operand, copies) in enumerate(zip(self.call.operands, values, strict=True)):
             blocks = [gpu.contiguous(x) for x in ([copies] if self._ncopies == 1 else copies)]
-            outs = [
-                (gpu.allocate if written else gpu.zeros)(operand.out_shape, operand.dtype) for written in self._written
-            ]
+            outs = [(gpu.allocate if written else gpu.zeros)(operand.out_shape, operand.dtype) for written in self._written]
             held += blocks, outs
             self._addresses[plan.inputs[number]] = np.array([gpu.address(x) for x in blocks])[:, None]
             self._addresses[plan.outputs[number]] = np.array([gpu.address(x) for x in outs])[:, None]

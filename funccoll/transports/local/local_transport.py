@@ -42,6 +42,7 @@ class LocalTransport(Transport):
                 function = _over_groups(compute, call.groups_of_copies(mesh, source.type.varying, result.type.varying))
                 yield FunctionExecutable(function, (source,), (result,), returns_tuple=False)
 
+
 IMPLEMENTATION = LocalTransport
 
 

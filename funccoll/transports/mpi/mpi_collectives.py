@@ -38,13 +38,29 @@ ALGORITHM = "mpi"
 """The algorithm of an equation that MPI executes."""
 
 _DATATYPES = {
-    "int8": "INT8_T", "uint8": "UINT8_T", "int16": "INT16_T", "uint16": "UINT16_T", "int32": "INT32_T", "uint32": "UINT32_T",
-    "int64": "INT64_T", "uint64": "UINT64_T", "float32": "FLOAT", "float64": "DOUBLE", "complex64": "C_FLOAT_COMPLEX",
+    "int8": "INT8_T",
+    "uint8": "UINT8_T",
+    "int16": "INT16_T",
+    "uint16": "UINT16_T",
+    "int32": "INT32_T",
+    "uint32": "UINT32_T",
+    "int64": "INT64_T",
+    "uint64": "UINT64_T",
+    "float32": "FLOAT",
+    "float64": "DOUBLE",
+    "complex64": "C_FLOAT_COMPLEX",
     "complex128": "C_DOUBLE_COMPLEX",
-}  # fmt: skip
+}
 _OPS = {
-    "sum": "SUM", "mean": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN", "and": "BAND", "or": "BOR", "xor": "BXOR",
-}  # fmt: skip
+    "sum": "SUM",
+    "mean": "SUM",
+    "prod": "PROD",
+    "max": "MAX",
+    "min": "MIN",
+    "and": "BAND",
+    "or": "BOR",
+    "xor": "BXOR",
+}
 _MOST_ELEMENTS = (1 << 31) - 1
 _LEAST_TAGS = 1 << 15  # tags that every MPI has
 _GLANCE = 64  # polls between two looks at the peers and the clock
@@ -149,8 +165,9 @@ class MpiCall(AgreedExecutable):
         ranks = {call.groups: ranks for call, ranks in zip(self.agreement.calls, self.agreement.communicators, strict=True)}
         self._parts = [
             _MpiPart(ranks[call.groups], call.op, operand, operand.layout(call.schedule.collective))
-            for call in bound for operand in call.operands
-        ]  # fmt: skip
+            for call in bound
+            for operand in call.operands
+        ]
         self._diagnosis = Diagnosis(self.registry, bound[0], self.agreement.communicators[0], self.registry.world.rank)
         self._wrong_argument, self._wrong_count = wrong_argument, wrong_count
         operands = [part.operand for part in self._parts]

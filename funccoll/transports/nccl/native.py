@@ -26,10 +26,17 @@ LABEL = "native: not proved"
 """In place of a proof, in tables."""
 
 _DTYPES = {
-    "int8": "NCCL_INT8", "uint8": "NCCL_UINT8", "int32": "NCCL_INT32", "uint32": "NCCL_UINT32", "int64": "NCCL_INT64",
-    "uint64": "NCCL_UINT64", "float16": "NCCL_FLOAT16", "bfloat16": "NCCL_BFLOAT16", "float32": "NCCL_FLOAT32",
+    "int8": "NCCL_INT8",
+    "uint8": "NCCL_UINT8",
+    "int32": "NCCL_INT32",
+    "uint32": "NCCL_UINT32",
+    "int64": "NCCL_INT64",
+    "uint64": "NCCL_UINT64",
+    "float16": "NCCL_FLOAT16",
+    "bfloat16": "NCCL_BFLOAT16",
+    "float32": "NCCL_FLOAT32",
     "float64": "NCCL_FLOAT64",
-}  # fmt: skip
+}
 
 # A mean is a sum, divided where it is complete: NCCL_AVG multiplies what each rank contributes by 1/p before it is added,
 # which rounds once more, and differently, for every p that is not a power of two.

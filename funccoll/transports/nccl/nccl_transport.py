@@ -48,9 +48,7 @@ class NcclTransport(AgreedTransport):
     def __hash__(self) -> int:
         return hash((self.job, self.host))
 
-    def compile(
-        self, calls: Sequence[CollectiveCall], mesh: Mesh, share_results: bool = False
-    ) -> Sequence[AgreedExecutable]:
+    def compile(self, calls: Sequence[CollectiveCall], mesh: Mesh, share_results: bool = False) -> Sequence[AgreedExecutable]:
         """See `Transport`. All of them are one call, with one agreement."""
         return [NcclCall(self, mesh, calls)]
 
@@ -186,15 +184,14 @@ class NcclCall(AgreedExecutable):
         assert flat.dtype == wanted, f"an array of {flat.dtype}, and the call was compiled for {wanted}"
         return flat
 
-    def _run(
-        self, parts: Sequence[_Part], communicators: Mapping[ReplicaGroups, Any], sources: Sequence[Any]
-    ) -> list[Any]:
+    def _run(self, parts: Sequence[_Part], communicators: Mapping[ReplicaGroups, Any], sources: Sequence[Any]) -> list[Any]:
         """The results of parts: the native ones as one group of each communicator, and then the others."""
         gpu, nccl = self.job.gpu, self.job.nccl
         native = [
             (part, part.executed, source, part.executed.make_output(gpu))
-            for part, source in zip(parts, sources, strict=True) if isinstance(part.executed, NativeOperand)
-        ]  # fmt: skip
+            for part, source in zip(parts, sources, strict=True)
+            if isinstance(part.executed, NativeOperand)
+        ]
         groups: dict[Any, list[Any]] = {}
         for part, operand, source, output in native:
             if not operand.is_empty and (communicator := communicators[part.groups]) is not None:

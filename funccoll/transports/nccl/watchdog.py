@@ -98,8 +98,9 @@ class Watchdog:
             except Exception as cause:  # the GPU itself has failed, by a kernel of the user's, say
                 error = FunccollError(
                     f"the GPU failed in {first.diagnosis.name}: {cause}. It may have been an earlier kernel, also of another "
-                    "library: CUDA_LAUNCH_BLOCKING=1 shows which. Start the job anew.", first.diagnosis.call.source,
-                )  # fmt: skip
+                    "library: CUDA_LAUNCH_BLOCKING=1 shows which. Start the job anew.",
+                    first.diagnosis.call.source,
+                )
                 error.__cause__ = cause
             if error is not None:
                 try:

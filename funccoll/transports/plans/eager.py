@@ -31,9 +31,8 @@ from .staging import shared_chunks
 
 __all__ = ["ring_of", "write_eagerly"]
 
-def ring_of(
-    schedules: Sequence[Schedule], layouts: Sequence[ChunkLayout], communicator: Communicator
-) -> MailboxRing | None:
+
+def ring_of(schedules: Sequence[Schedule], layouts: Sequence[ChunkLayout], communicator: Communicator) -> MailboxRing | None:
     """The mailboxes for collectives of these arrays; None where they are not eager. All ranks find the same."""
     if communicator.hosts or len(communicator.members) == 1 or any(schedule.kind == "barrier" for schedule in schedules):
         return None

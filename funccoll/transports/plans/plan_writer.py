@@ -31,10 +31,7 @@ class Written(NamedTuple):
 def write_collective(code: list[int], messages: list[Message], collective: PlannedCollective, base: int) -> Written:
     """Append a collective's code, and its messages; `base` is the advance of the communicator's counters by the code before."""
     span = collective.span
-    writers = [
-        SegmentWriter(code, messages, collective, base + k * span, k)
-        for k in range(len(collective.segments))
-    ]
+    writers = [SegmentWriter(code, messages, collective, base + k * span, k) for k in range(len(collective.segments))]
     writers[0].stage_copies()
     for writer, following in zip(writers, [*writers[1:], None], strict=True):
         writer.write(following)
@@ -186,9 +183,15 @@ class SegmentWriter:
                     sources = sources * 2
                 if len(sources) > 1:
                     self.emit(
-                        Opcode.COMBINE, function=c.target.combine(op, dtype), count=sign * length, itemsize=dtype.itemsize,
-                        divisor=divisor, rows=rows, destinations=destinations, sources=sources,
-                    )  # fmt: skip
+                        Opcode.COMBINE,
+                        function=c.target.combine(op, dtype),
+                        count=sign * length,
+                        itemsize=dtype.itemsize,
+                        divisor=divisor,
+                        rows=rows,
+                        destinations=destinations,
+                        sources=sources,
+                    )
                 else:
                     nbytes = sign * length * dtype.itemsize
                     self.emit(Opcode.COPY, nbytes=nbytes, rows=rows, source=sources, destinations=destinations)

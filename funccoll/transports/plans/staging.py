@@ -29,8 +29,14 @@ from ...schedules.streams.instructions import NO_COPY
 from ...schedules.streams.streams import Streams
 
 __all__ = [
-    "COMBINING", "COPYING", "Part", "reads_directly", "segments_of", "shared_chunks", "staged_parts",
-]  # fmt: skip
+    "COMBINING",
+    "COPYING",
+    "Part",
+    "reads_directly",
+    "segments_of",
+    "shared_chunks",
+    "staged_parts",
+]
 
 _STAGED_BYTES = 1 << 14
 """Bytes of arrays from which on only what peers read is copied. Smaller ones are copied whole, by one instruction."""

@@ -126,9 +126,7 @@ class Transit:
             for message, _, done in together:
                 number = len(self.messages)
                 self.messages.append(message)
-                self._open.add(
-                    _Open(message.offset, message.end, number, self._turns, done, message.sends, message.slot)
-                )
+                self._open.add(_Open(message.offset, message.end, number, self._turns, done, message.sends, message.slot))
             self._queue.append((self._turns, first, len(self.messages) - first))
             self._turns += 1
         if self._queue:

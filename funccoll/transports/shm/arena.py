@@ -73,9 +73,14 @@ class Arena:
     """
 
     def __init__(
-        self, mapping: mmap.mmap, descriptor: int, start: int, end: int, owner: str,
+        self,
+        mapping: mmap.mmap,
+        descriptor: int,
+        start: int,
+        end: int,
+        owner: str,
         exclusive: Callable[[], AbstractContextManager[None]],
-    ):  # fmt: skip
+    ):
         self._mapping: mmap.mmap | None = mapping
         self._descriptor, self.owner, self._exclusive = descriptor, owner, exclusive
         self._start, self._end = start, end

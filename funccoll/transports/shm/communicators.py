@@ -345,11 +345,15 @@ class Communicators:
         if (wait := self.waiting_for.get(mine.number)) is not None:
             waits = wait.rank
         return {
-            "where": self._where(self.world.rank, mine).removesuffix(" (this rank)"), "call": self.own_call(mine),
-            "said": self.descriptions(mine)[self.world.rank], "events": self.events(self.world.rank, mine),
+            "where": self._where(self.world.rank, mine).removesuffix(" (this rank)"),
+            "call": self.own_call(mine),
+            "said": self.descriptions(mine)[self.world.rank],
+            "events": self.events(self.world.rank, mine),
             "decisions": list(self.decisions(self.world.rank, mine).items())[-_TOLD:],
-            "note": self.note(self.world.rank), "waits": waits, "progress": progress,
-        }  # fmt: skip
+            "note": self.note(self.world.rank),
+            "waits": waits,
+            "progress": progress,
+        }
 
     def _where(self, rank: int, waiting: Communicator) -> str:
         last = ""

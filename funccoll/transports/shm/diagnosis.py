@@ -147,20 +147,31 @@ class Diagnosis:
             which += f" ({first.get(which)} and {second.get(which)})"
         which = which or (_SAME if "program" in differ else unseen)
         calls = "\n".join(f"  rank {rank}: {_call_text(entered[rank])}" for rank in ranks)
-        did, why, remedy = "entered different collectives at the same time", f"they differ in {which}", (
-            "Every process must run the same steps in the same order: look for branches on the rank, and for data of different "
-            "sizes, such as a shorter last batch, or blocks of fc.from_local."
-        )  # fmt: skip
+        did, why, remedy = (
+            "entered different collectives at the same time",
+            f"they differ in {which}",
+            (
+                "Every process must run the same steps in the same order: look for branches on the rank, and "
+                "for data of different "
+                "sizes, such as a shorter last batch, or blocks of fc.from_local."
+            ),
+        )
         source = self.call.source
         one, other = sorted(ranks, key=lambda rank: ONE_BY_ONE not in entered[rank].get("program", ""))
         if ONE_BY_ONE in entered[one].get("program", "") and ONE_BY_ONE not in entered[other].get("program", ""):
             why = f"rank {one} runs operations one by one, in {ONE_BY_ONE}, and rank {other} is in a compiled program"
             remedy = f"Use {ONE_BY_ONE} on all ranks, or on none."
         elif passed := self._other_types(ranks, entered):
-            did, source, why, remedy = "pass different arguments", current_source(), passed, (
-                "All ranks pass arrays of one shape and dtype, and fc.from_local takes blocks of one shape from all: pad or "
-                "drop a shorter last batch, or iterate over fc.uneven_batches."
-            )  # fmt: skip
+            did, source, why, remedy = (
+                "pass different arguments",
+                current_source(),
+                passed,
+                (
+                    "All ranks pass arrays of one shape and dtype, and fc.from_local takes blocks of one shape "
+                    "from all: pad or "
+                    "drop a shorter last batch, or iterate over fc.uneven_batches."
+                ),
+            )
         elif which == _SAME and (found := self._other_row(entered)):
             rows = dict(zip((self.registry.world.rank, self.peer), found, strict=True))
             texts = dict(zip(rows, found[0].told(found[1]), strict=True))
@@ -204,8 +215,9 @@ class Diagnosis:
             f"rank {last} left a program after a collective of it by an exception, and went on; rank {other} {did}. It was "
             f"{text}. What the ranks call next does not fit together, although it may be the same collective, {self.name}. "
             "Let such an exception end the process, or see to it that all ranks raise it at the same place.\n"
-            f"{self.table}", self.call.source,
-        )  # fmt: skip
+            f"{self.table}",
+            self.call.source,
+        )
 
     def _events(self, rank: int) -> Events:
         """The exceptions and decisions in a rank's sequence hash."""
@@ -217,8 +229,10 @@ class Diagnosis:
         A rank that has decided less often may still come to that. `only_certain`: where it is this one, in an iteration of its
         loop that the other did not have.
         """
-        read = {rank: self._reported(rank, "decisions", lambda r=rank: self.registry.decisions(r, self.communicator).items())
-                for rank in counts}  # fmt: skip
+        read = {
+            rank: self._reported(rank, "decisions", lambda r=rank: self.registry.decisions(r, self.communicator).items())
+            for rank in counts
+        }
         logs = {rank: {number: Decided(*decided) for number, decided in found} for rank, found in read.items()}
         (one, first), (other, second) = logs.items()
         least = min(counts.values())
@@ -294,7 +308,7 @@ class Diagnosis:
             f"rank {self.registry.world.rank} waited {seconds:.1f} s in {self.name} for rank {self.peer}{which}. "
             f"fc.init(timeout=) or FUNCCOLL_TIMEOUT sets the seconds.\n{self.table}\n  rank {culprit} {where}",
             self.call.source,
-        )  # fmt: skip
+        )
         error.rank = culprit
         return error
 
@@ -357,16 +371,18 @@ def job_is_over(ended_by: FunccollError | None, source: Source | None) -> Funcco
         return RendezvousError(ended_by.args[0], source)
     return PeerFailure(
         "an earlier failure ended all collectives of this job, and no later one can be trusted. It was: "
-        f"{str(ended_by).splitlines()[0]}", source,
-    )  # fmt: skip
+        f"{str(ended_by).splitlines()[0]}",
+        source,
+    )
 
 
 def nested_call(source: Source | None) -> FunccollError:
     """The error of a thread that calls a collective while it is in another one over the same ranks."""
     return FunccollError(
         "a collective was called in the middle of another one over the same ranks, by the same thread: from a signal "
-        "handler or a destructor. Only set a flag there, and call it in the loop that runs the steps.", source,
-    )  # fmt: skip
+        "handler or a destructor. Only set a flag there, and call it in the loop that runs the steps.",
+        source,
+    )
 
 
 def other_thread(owner: int, source: Source | None) -> FunccollError:
@@ -376,8 +392,9 @@ def other_thread(owner: int, source: Source | None) -> FunccollError:
     return FunccollError(
         f"thread {mine!r} called a collective over a mesh whose collectives belong to thread {name!r}, which called one before "
         "and is alive. Two threads would come in another order on every rank, and mix their contributions: make one mesh per "
-        "thread with fc.make_mesh, all of them in the main thread.", source,
-    )  # fmt: skip
+        "thread with fc.make_mesh, all of them in the main thread.",
+        source,
+    )
 
 
 def wrong_argument(number: int, given: Any, operand: Operand, call: CollectiveCall) -> FunccollError:
@@ -386,8 +403,9 @@ def wrong_argument(number: int, given: Any, operand: Operand, call: CollectiveCa
     what = f"{dtype_name(given.dtype)}{list(given.shape)}" if is_array else f"of type {type(given).__name__}"
     return FunccollError(
         f"argument {number} of {call.schedule.kind} is {what}, and the call was compiled for "
-        f"{dtype_name(operand.dtype)}{list(operand.shape)}. Pass an array of that dtype and size.", call.source,
-    )  # fmt: skip
+        f"{dtype_name(operand.dtype)}{list(operand.shape)}. Pass an array of that dtype and size.",
+        call.source,
+    )
 
 
 def wrong_count(given: int, wanted: int, call: CollectiveCall) -> FunccollError:

@@ -33,9 +33,13 @@ class NotedCall:
     """
 
     def __init__(
-        self, notes: ProcessNotes, communicators: Sequence[Communicator], identity: str, layouts: Sequence[ArrayLayout],
+        self,
+        notes: ProcessNotes,
+        communicators: Sequence[Communicator],
+        identity: str,
+        layouts: Sequence[ArrayLayout],
         name: Callable[[int], str],
-    ):  # fmt: skip
+    ):
         self._notes, self._identity, self._layouts, self._name = notes, identity, layouts, name
         self._met = {rank for c in communicators for rank in c.members if rank == c.members[0] or notes.is_here(rank)}
         self._mine: PassedArguments | None = None

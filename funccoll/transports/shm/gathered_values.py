@@ -37,9 +37,14 @@ def gather_identity(layout: ArrayLayout | None = None) -> str:
 
 
 def gathers_of(
-    block: np.ndarray, sharding: Sharding, identity: str, communicators: Communicators, number: int,
-    known: dict[Any, Any], source: Source | None,
-) -> list[SharedMemoryExecutable]:  # fmt: skip
+    block: np.ndarray,
+    sharding: Sharding,
+    identity: str,
+    communicators: Communicators,
+    number: int,
+    known: dict[Any, Any],
+    source: Source | None,
+) -> list[SharedMemoryExecutable]:
     """The collectives, one after the other, from this process's block to the global value, for the user's line `source`.
 
     `known` keeps what was compiled.
@@ -64,7 +69,10 @@ def gathers_of(
 
 
 def replica_check(
-    mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str], communicators: Communicators,
+    mesh: Mesh,
+    layouts: Sequence[ArrayLayout],
+    name: Callable[[int], str],
+    communicators: Communicators,
     number: int,
 ) -> ArgumentCheck:
     """A check of this process's arguments that raises ShardingError, on all processes, when two that must be equal differ.

@@ -171,9 +171,7 @@ class Heap:
                 shared, times = published[-1]
                 one_step((np.subtract, shared.counts, times, shared.counts), (published.pop,))()
 
-    def acquire(
-        self, offset: int, shape: tuple[int, ...], dtype: Any, noted: Iterator[object] = _NOTHING
-    ) -> np.ndarray:
+    def acquire(self, offset: int, shape: tuple[int, ...], dtype: Any, noted: Iterator[object] = _NOTHING) -> np.ndarray:
         """The read-only array of a shared buffer, which is released when the last view of it is gone.
 
         In the step from which on it will be released an item of `noted` is taken: an iterator that C functions make.

@@ -84,9 +84,7 @@ class PassedArguments(NamedTuple):
             chosen[i] = rows[i]
         left_out = LeftOut.of({i: row for i, row in enumerate(rows) if i not in chosen})
         arguments = [[i, *row] for i, row in chosen.items()]
-        text = json.dumps(
-            {"program": program, "serial": serial, "site": site, "arguments": arguments, "left_out": left_out}
-        )  # fmt: skip
+        text = json.dumps({"program": program, "serial": serial, "site": site, "arguments": arguments, "left_out": left_out})
         return f"{text}{zlib.crc32(text.encode()):08x}"
 
     @staticmethod
@@ -163,9 +161,7 @@ def _read(text: bytes) -> dict[str, Any]:
     return json.loads(text[:-_CHECKSUM])
 
 
-def different_values(
-    name: str, spec: object, is_split: bool, ranks: Sequence[int], axes: str = "", kind: Kind = "own"
-) -> str:
+def different_values(name: str, spec: object, is_split: bool, ranks: Sequence[int], axes: str = "", kind: Kind = "own") -> str:
     """The sentences about an argument that must be equal on two ranks; `axes`, if known, are those along which."""
     if kind == "put":
         own = f"fc.from_local(x, mesh, {spec})" if is_split else "fc.from_local, with the axis in its spec"

@@ -123,9 +123,7 @@ class Plan:
         return "\n".join(map(str, disassemble(self.code.tolist())))
 
 
-def build_plan(
-    calls: Sequence[CollectiveCall], communicators: Sequence[Communicator], shares_results: bool = False
-) -> Plan:
+def build_plan(calls: Sequence[CollectiveCall], communicators: Sequence[Communicator], shares_results: bool = False) -> Plan:
     """The plan of one rank for `calls`, each over its communicator. It depends on nothing else, and allocates nothing.
 
     With `shares_results` large ones that all ranks get are one array, where that can be: nothing may write into results then.
@@ -161,14 +159,23 @@ def build_plan(
     words = np.array(code, np.int64)
     words.flags.writeable = False
     return Plan(
-        words, tuple(starts), slots, max_operands, bindings.allocations(), bindings.arguments, tuple(bindings.results),
-        tuple(bindings.shared), tuple(planned), entered, bases, bindings.dtype_words, tuple(messages),
+        words,
+        tuple(starts),
+        slots,
+        max_operands,
+        bindings.allocations(),
+        bindings.arguments,
+        tuple(bindings.results),
+        tuple(bindings.shared),
+        tuple(planned),
+        entered,
+        bases,
+        bindings.dtype_words,
+        tuple(messages),
     )
 
 
-def _planned(
-    call: CollectiveCall, communicator: Communicator, first_slot: int, shares_results: bool
-) -> PlannedCollective:
+def _planned(call: CollectiveCall, communicator: Communicator, first_slot: int, shares_results: bool) -> PlannedCollective:
     schedule, operands = call.schedule, call.operands
     is_eager = ring_of([schedule], layouts_of(schedule, operands), communicator) is not None
     can_share = shares_results and not is_eager and not communicator.hosts and all(_is_large(operand) for operand in operands)
@@ -181,8 +188,8 @@ def _planned(
     direct = has_arguments and staging.reads_directly(call.kind, layouts, communicator.direct_reads)
     # With other hosts each segment would wait for messages of its own. Segments overlap a copy with the next, and keep what is
     # combined in the caches: a single copy needs none.
-    in_segments = has_arguments and not communicator.hosts and not (
-        (direct or one_result is not None) and not kind.meaning.combines
+    in_segments = (
+        has_arguments and not communicator.hosts and not ((direct or one_result is not None) and not kind.meaning.combines)
     )
     cut = staging.segments_of(layouts) if in_segments else []
     segments, shared = cut or [dict(enumerate(layouts))], dict[int, int]() if cut else None
@@ -190,9 +197,16 @@ def _planned(
         streams = schedule.streams().verify() if one_result is None else one_result
         shared = staging.shared_chunks(streams, communicator.rank)
     return PlannedCollective(
-        call, communicator, first_slot, segments, shared, reads_directly=direct, is_eager=is_eager, one_result=one_result,
+        call,
+        communicator,
+        first_slot,
+        segments,
+        shared,
+        reads_directly=direct,
+        is_eager=is_eager,
+        one_result=one_result,
         shares_argument=shares_argument,
-    )  # fmt: skip
+    )
 
 
 def _is_large(operand: Operand) -> bool:

@@ -34,10 +34,18 @@ class PythonPlanFastPath:
     """True when the last call has done all that others wait for, whether or not an exception has left it then."""
 
     def bind(
-        self, kernel: Callable[[], int], context: int, words: tuple[int, int, int], owner: int, busy: bytearray,
-        communicators: tuple[int, ...], kept: list[tuple[np.ndarray, ...]], others: Callable[[], tuple[np.ndarray, ...]],
-        nargs: int, nresults: int,
-    ) -> None:  # fmt: skip
+        self,
+        kernel: Callable[[], int],
+        context: int,
+        words: tuple[int, int, int],
+        owner: int,
+        busy: bytearray,
+        communicators: tuple[int, ...],
+        kept: list[tuple[np.ndarray, ...]],
+        others: Callable[[], tuple[np.ndarray, ...]],
+        nargs: int,
+        nresults: int,
+    ) -> None:
         """Set what a call uses. Context and owner are addresses, whose memory must live as long as this object."""
         self._plain, self._busy, self._others, self._nargs, self._number = kernel, busy, others, nargs, communicators[0]
         self._is_one = len(communicators) == 1

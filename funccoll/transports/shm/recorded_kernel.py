@@ -103,10 +103,15 @@ def describe(executable: SharedMemoryExecutable) -> dict[str, Any]:
 def _describe(collective: PlannedCollective) -> dict[str, Any]:
     call = collective.call
     return {
-        "kind": call.kind, "axes": call.groups.axes, "op": call.op, "algorithm": call.schedule.algorithm,
-        "source": str(call.source) if call.source else "", "ranks": collective.communicator.members,
-        "arrays": [[dtype_name(o.dtype), *o.shape] for o in call.operands], "nbytes": sum(o.nbytes for o in call.operands),
-    }  # fmt: skip
+        "kind": call.kind,
+        "axes": call.groups.axes,
+        "op": call.op,
+        "algorithm": call.schedule.algorithm,
+        "source": str(call.source) if call.source else "",
+        "ranks": collective.communicator.members,
+        "arrays": [[dtype_name(o.dtype), *o.shape] for o in call.operands],
+        "nbytes": sum(o.nbytes for o in call.operands),
+    }
 
 
 def _peer(i: Instruction, collective: PlannedCollective) -> int:

@@ -73,9 +73,14 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
     is_recorded = True
 
     def __init__(
-        self, registry: Communicators, number: int, calls: Sequence[CollectiveCall],
-        inputs: Sequence[Var] = (), outputs: Sequence[Var] = (), share_results: bool = False,
-    ):  # fmt: skip
+        self,
+        registry: Communicators,
+        number: int,
+        calls: Sequence[CollectiveCall],
+        inputs: Sequence[Var] = (),
+        outputs: Sequence[Var] = (),
+        share_results: bool = False,
+    ):
         """`share_results`: see `Transport.compile`. Calls take a few microseconds more, which large results are worth."""
         self.world, self.heap, self.registry = registry.world, registry.heap, registry
         self.calls = tuple(calls)
@@ -147,11 +152,17 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
         self._accumulator = np.zeros(ACCUMULATOR_BYTES, np.uint8)
         self.context = np.zeros(WORD.size, np.int64)
         tables = (
-            (WORD.code, self._code), (WORD.addresses, self._addresses), (WORD.bases, self.registry.bases),
-            (WORD.sequence_hashes, self.registry.sequence_hashes), (WORD.low_water_marks, self.registry.low_water_marks),
-            (WORD.contention, self.registry.contention), (WORD.operands, self._operands),
-            (WORD.accumulator, self._accumulator), (WORD.pieces, self._pieces), (WORD.peers, self.registry.access.peers),
-        )  # fmt: skip
+            (WORD.code, self._code),
+            (WORD.addresses, self._addresses),
+            (WORD.bases, self.registry.bases),
+            (WORD.sequence_hashes, self.registry.sequence_hashes),
+            (WORD.low_water_marks, self.registry.low_water_marks),
+            (WORD.contention, self.registry.contention),
+            (WORD.operands, self._operands),
+            (WORD.accumulator, self._accumulator),
+            (WORD.pieces, self._pieces),
+            (WORD.peers, self.registry.access.peers),
+        )
         for word, table in tables:
             self.context[word] = table.ctypes.data
         self.context[WORD.heap] = self.context[WORD.failure] = self.heap.base
@@ -166,10 +177,17 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
 
         self._count = count = 1 + max(self.plan.arguments, default=-1)
         self.bind(
-            self._kernel, self.context.ctypes.data, (WORD.arguments, WORD.results, WORD.status),
-            self._ownership.words.ctypes.data, self.registry.busy, self._numbers,
-            self._results.kept, self._results.others, count, len(self.plan.results),
-        )  # fmt: skip
+            self._kernel,
+            self.context.ctypes.data,
+            (WORD.arguments, WORD.results, WORD.status),
+            self._ownership.words.ctypes.data,
+            self.registry.busy,
+            self._numbers,
+            self._results.kept,
+            self._results.others,
+            count,
+            len(self.plan.results),
+        )
         self.is_fast = self._shared_buffers is None
 
     def record(self, recorder: Recorder | None) -> None:

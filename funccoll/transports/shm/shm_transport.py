@@ -220,9 +220,12 @@ class SharedMemoryTransport(Transport):
         return Decision(self.job.communicators, found, kind, source, identity) if found else None
 
     def first_call(
-        self, executables: Sequence[CollectiveExecutable], identity: str, layouts: Sequence[ArrayLayout],
+        self,
+        executables: Sequence[CollectiveExecutable],
+        identity: str,
+        layouts: Sequence[ArrayLayout],
         name: Callable[[int], str],
-    ) -> FirstCall | None:  # fmt: skip
+    ) -> FirstCall | None:
         """See `Transport`."""
         from .first_calls import NotedCall
 
@@ -251,9 +254,7 @@ class SharedMemoryTransport(Transport):
                 first.compare()
             return np.array(block)
 
-    def compare_replicas(
-        self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]
-    ) -> ArgumentCheck:
+    def compare_replicas(self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]) -> ArgumentCheck:
         """See `Transport`. Each call costs a hash of all arguments, and one collective."""
         from .gathered_values import replica_check
 

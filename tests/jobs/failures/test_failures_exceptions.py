@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 
 SLOW = pytest.mark.slow
-CASES = [("index", 2, "IndexError"), ("handler", 3, "ValueError: a handler has had enough"),
-         ("call", 2, "ValueError: an interrupt"),
-         pytest.param("index", 4, "IndexError", marks=SLOW), pytest.param("handler", 2, "ValueError", marks=SLOW)]  # fmt: skip
+CASES = [
+    ("index", 2, "IndexError"),
+    ("handler", 3, "ValueError: a handler has had enough"),
+    ("call", 2, "ValueError: an interrupt"),
+    pytest.param("index", 4, "IndexError", marks=SLOW),
+    pytest.param("handler", 2, "ValueError", marks=SLOW),
+]
 
 
 @pytest.mark.parametrize(("how", "n", "words"), CASES)

@@ -22,14 +22,28 @@ RECORD = Path(__file__).parents[3] / "benchmarks" / "results" / "failures.json"
 # ---------------------------------------------------------------- joining
 
 
-@pytest.mark.parametrize(("culprit", "where"), [
-    (0, "coordinator.Coordinator._admit 2"), (1, "rendezvous.receive_answer"), (1, "job_context.FailureDetector"),
-    *(pytest.param(*case, marks=SLOW) for case in (
-        (0, "coordinator.Coordinator._collect"), (0, "shm_transport.create"), (0, "coordinator.send"),
-        (0, "failure_detector.send"), (0, "coordinator.send 2"), (0, "failure_detector.send 2"),
-        (0, "job_context.FailureDetector"), (1, "rendezvous.meet"), (2, "shm_transport.Heap"),
-    )),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("culprit", "where"),
+    [
+        (0, "coordinator.Coordinator._admit 2"),
+        (1, "rendezvous.receive_answer"),
+        (1, "job_context.FailureDetector"),
+        *(
+            pytest.param(*case, marks=SLOW)
+            for case in (
+                (0, "coordinator.Coordinator._collect"),
+                (0, "shm_transport.create"),
+                (0, "coordinator.send"),
+                (0, "failure_detector.send"),
+                (0, "coordinator.send 2"),
+                (0, "failure_detector.send 2"),
+                (0, "job_context.FailureDetector"),
+                (1, "rendezvous.meet"),
+                (2, "shm_transport.Heap"),
+            )
+        ),
+    ],
+)
 def test_a_rank_dies_while_the_job_begins(culprit, where, job):
     """The others are told so: either that it did not come, or, when they have met already, that it died."""
     run = job("born", 3, {"FUNCCOLL_RENDEZVOUS_TIMEOUT": "4"}, culprit=culprit, where=where)
@@ -43,14 +57,23 @@ def test_a_rank_dies_while_the_job_begins(culprit, where, job):
 # ---------------------------------------------------------------- leaving
 
 
-@pytest.mark.parametrize(("culprit", "where", "others"), [
-    (0, "failure_detector.send 2", "leave"), (1, "failure_detector.FailureDetector._tell", "go on"),
-    *(pytest.param(*case, marks=SLOW) for case in (
-        (0, "failure_detector.send 2", "go on"), (1, "failure_detector.FailureDetector._tell", "leave"),
-        (0, "failure_detector.FailureDetector.leave", "go on"),
-        (2, "failure_detector.FailureDetector._close", "leave"), (1, "heap.Heap.close", "go on"),
-    )),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("culprit", "where", "others"),
+    [
+        (0, "failure_detector.send 2", "leave"),
+        (1, "failure_detector.FailureDetector._tell", "go on"),
+        *(
+            pytest.param(*case, marks=SLOW)
+            for case in (
+                (0, "failure_detector.send 2", "go on"),
+                (1, "failure_detector.FailureDetector._tell", "leave"),
+                (0, "failure_detector.FailureDetector.leave", "go on"),
+                (2, "failure_detector.FailureDetector._close", "leave"),
+                (1, "heap.Heap.close", "go on"),
+            )
+        ),
+    ],
+)
 def test_a_rank_dies_while_it_leaves(culprit, where, others, job):
     run = job("parting", 3, culprit=culprit, where=where, others=others)
     assert run.end() == [-9 if rank == culprit else 0 for rank in range(3)], run.report()

@@ -10,13 +10,18 @@ from funccoll.job.failure import Failure
 from funccoll.transports.shm.diagnosis import job_is_over
 from tests.support.ranks.ranks import JOIN, SAYS_WHO_COMES, STAY, Ranks, left_behind
 
-TELL = JOIN + """
+TELL = (
+    JOIN
+    + """
 def tell(members=()):
     sure(lambda: w.watch.failure(members))
     failure = w.watch.failure(members)
     say(failure.rank, failure.kind, str(failure))
 """
-BUSY = TELL + """
+)
+BUSY = (
+    TELL
+    + """
 import ctypes
 if rank == 0:
     say("busy")
@@ -29,6 +34,7 @@ else:
     tell()
 hear()
 """
+)
 
 
 def news(line):
@@ -78,7 +84,9 @@ def test_rank_0_dies_and_then_another():
 
 
 # Rank 0 writes the word in shared memory, and dies before it says more.
-WRITES = TELL + """
+WRITES = (
+    TELL
+    + """
 import funccoll.job.failure_detector as module
 if rank == 0:
     def die(*_):
@@ -91,6 +99,7 @@ if rank == 1:
 tell()
 hear()
 """
+)
 
 
 def test_rank_0_dies_while_it_tells():
@@ -107,7 +116,9 @@ def test_rank_0_dies_while_it_tells():
         ranks.end_well()
 
 
-LATER = TELL + """
+LATER = (
+    TELL
+    + """
 if rank == 3:
     say("busy")
     import ctypes
@@ -122,6 +133,7 @@ if rank in (0, 1):
 tell()
 hear()
 """
+)
 
 
 def test_the_first_failure_is_told_also_to_who_hears_of_all_at_once():
@@ -138,7 +150,9 @@ def test_the_first_failure_is_told_also_to_who_hears_of_all_at_once():
         ranks.end_well()
 
 
-REPORTS = TELL + """
+REPORTS = (
+    TELL
+    + """
 if rank == 1:
     w.watch.report("ValueError: enough")
     say(int(w.transport.heap.view(0, (1,), "i8")[0]), w.watch.failure())
@@ -147,6 +161,7 @@ else:
     tell()
 hear()
 """
+)
 
 
 def test_who_reports_a_failure_has_ended_the_job_when_it_goes_on():
@@ -164,18 +179,30 @@ def test_who_reports_a_failure_has_ended_the_job_when_it_goes_on():
 FRAMES = "Traceback (most recent call last):\n  File 'a.py'\n    f()\n"
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    (f"{FRAMES}ShapeError: x is odd\n  at a.py:3 in f\n", "ShapeError: x is odd"),
-    (f"{FRAMES}A: b\n\nThe above exception was the direct cause:\n\n{FRAMES}B: c\nd\n", "B: c"),
-    ("half of a line\nA: b\n", "A: b"), ("A: b", "A: b"), (FRAMES, "    f()"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"{FRAMES}ShapeError: x is odd\n  at a.py:3 in f\n", "ShapeError: x is odd"),
+        (f"{FRAMES}A: b\n\nThe above exception was the direct cause:\n\n{FRAMES}B: c\nd\n", "B: c"),
+        ("half of a line\nA: b\n", "A: b"),
+        ("A: b", "A: b"),
+        (FRAMES, "    f()"),
+    ],
+)
 def test_the_line_that_says_what_was_raised(text, words):
     assert str(Failure(1, "raised", text)) == f"rank 1 raised {words}"
 
 
-@pytest.mark.parametrize("cause", [
-    Failure(2, "left"), Failure(2, "died"), Failure(2, "raised", "ValueError: no data. Look there"), Failure(2, "unreachable"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "cause",
+    [
+        Failure(2, "left"),
+        Failure(2, "died"),
+        Failure(2, "raised", "ValueError: no data. Look there"),
+        Failure(2, "unreachable"),
+    ],
+    ids=str,
+)
 def test_failures_that_follow_from_each_other_tell_the_first_alone(cause):
     """Also where a call after the failure repeats it: each rank's own position stands in its own error only."""
     found = cause
@@ -195,7 +222,8 @@ def test_long_messages_end_with_a_word():
     assert shortened("x" * 400) == "x" * 297 + "..."
 
 
-MEET = """
+MEET = (
+    """
 import funccoll.job.failure_detector as module, os
 real = module.send
 count = [0]
@@ -206,7 +234,10 @@ def send(*args):
             os.kill(os.getpid(), 9)
     return real(*args)
 module.send = send
-""" + TELL + "tell()\nhear()"
+"""
+    + TELL
+    + "tell()\nhear()"
+)
 
 
 @pytest.mark.parametrize("last", [1, 2, 5])
@@ -252,10 +283,13 @@ def test_another_exception_hook_takes_the_place_of_ours():
 # ---------------------------------------------------------------- before the job begins
 
 
-@pytest.mark.parametrize(("dies", "words"), [
-    (True, "rank 0 was there, and ended before the job could begin"),
-    pytest.param(False, "rank 0 was there but did not answer within 0.5 s", marks=pytest.mark.slow),  # takes 5 s more
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dies", "words"),
+    [
+        (True, "rank 0 was there, and ended before the job could begin"),
+        pytest.param(False, "rank 0 was there but did not answer within 0.5 s", marks=pytest.mark.slow),  # takes 5 s more
+    ],
+)
 def test_rank_0_that_dies_or_stops_while_ranks_come(dies, words):
     """Who waits for it hears of its end long before the timeout."""
     seconds = "1000" if dies else "0.5"

@@ -27,10 +27,13 @@ def check_told(job, others, kinds, words, caught=True):
 
 
 ENDS = {
-    "die": (-9, "rank {} died without a word"), "terminate": (-15, "rank {} died without a word"),
-    "vanish": (0, "rank {} died without a word"), "leave": (0, "rank {} left the job"), "exit": (3, "rank {} left the job"),
+    "die": (-9, "rank {} died without a word"),
+    "terminate": (-15, "rank {} died without a word"),
+    "vanish": (0, "rank {} died without a word"),
+    "leave": (0, "rank {} left the job"),
+    "exit": (3, "rank {} left the job"),
     "raise": (1, "rank {} raised ValueError: this rank has had enough"),
-}  # fmt: skip
+}
 
 
 def ends():
@@ -123,7 +126,8 @@ def test_rank_0_is_stopped_while_another_is_killed(job):
 
 
 DIFFER = {
-    "collective": r"they differ in collective and op and algorithm\.$", "op": r"they differ in op\.$",
+    "collective": r"they differ in collective and op and algorithm\.$",
+    "op": r"they differ in op\.$",
     "shape": r"arguments: x of <lambda> is float32\[\d+, 5\] in blocks of \[\d+, 5\] on ranks? \d.*, and float32\[\d+, 5\] in",
     "dtype": r"arguments: x of <lambda> is float(32|64)\[.*\] on ranks? \d.*, and float(32|64)\[.*\] on ranks? \d.*\.$",
 }
@@ -144,11 +148,14 @@ def test_something_else_in_one_rank(change, n, culprit, job):
         assert first.startswith(f"  rank {culprit}: ") or n == 2, text  # of two, neither is more
 
 
-@pytest.mark.parametrize(("first", "second", "says"), [
-    ("broadcast on 2 ranks, root=0", "broadcast on 2 ranks, root=1", "root (0 and 1)"),
-    ("broadcast on 2 ranks, root=0", "gather on 2 ranks, root=1", ""),
-    ("gather on 2 ranks, root=0", "gather on 3 ranks, root=0", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("first", "second", "says"),
+    [
+        ("broadcast on 2 ranks, root=0", "broadcast on 2 ranks, root=1", "root (0 and 1)"),
+        ("broadcast on 2 ranks, root=0", "gather on 2 ranks, root=1", ""),
+        ("gather on 2 ranks, root=0", "gather on 3 ranks, root=0", ""),
+    ],
+)
 def test_the_option_in_which_one_collective_differs_is_named(first, second, says):
     assert _differing_options(first, second) == says
 

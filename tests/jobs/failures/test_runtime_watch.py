@@ -20,10 +20,14 @@ def heard(members=()):
     say(word, failure.rank, failure.kind, repr(failure.text))
     return True
 """
-WAIT = JOIN + HEARD + """
+WAIT = (
+    JOIN
+    + HEARD
+    + """
 sure(heard)
 hear()
 """
+)
 # The ranks of whom the watch has read the last word.
 ENDED = """
 import funccoll.job.failure_detector
@@ -42,9 +46,16 @@ def report(line):
     return int(word), int(rank), kind, eval(text)
 
 
-@pytest.mark.parametrize(("victim", "how"), [
-    (0, signal.SIGKILL), (1, signal.SIGKILL), (2, signal.SIGKILL), (1, signal.SIGTERM), (0, signal.SIGSEGV),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("victim", "how"),
+    [
+        (0, signal.SIGKILL),
+        (1, signal.SIGKILL),
+        (2, signal.SIGKILL),
+        (1, signal.SIGTERM),
+        (0, signal.SIGSEGV),
+    ],
+)
 def test_a_killed_rank_is_noticed(victim, how):
     """How soon: benchmarks/results/failures.json."""
     with Ranks(WAIT, range(3)) as ranks:
@@ -66,13 +77,16 @@ def test_an_exit_without_a_word_is_a_death():
         assert report(ranks.line(0)) == (2, 1, "died", "")
 
 
-BUSY = JOIN + """
+BUSY = (
+    JOIN
+    + """
 x = 0
 while w.watch.failure() is None:
     for n in range(2_000_000):  # Python code that never waits
         x += n
 say("heard")
 """
+)
 
 
 def test_a_busy_process_hears_too():
@@ -85,7 +99,11 @@ def test_a_busy_process_hears_too():
 # ---------------------------------------------------------------- to leave is no failure
 
 
-LEAVE = ENDED + JOIN + HEARD + """
+LEAVE = (
+    ENDED
+    + JOIN
+    + HEARD
+    + """
 if rank == hub:
     sys.exit(code)
 others = [r for r in range(3) if r not in (rank, hub)]
@@ -95,6 +113,7 @@ assert heard([*others, hub])
 say("waiting")
 hear()
 """
+)
 
 
 @pytest.mark.parametrize("hub", [0, 1])
@@ -110,7 +129,10 @@ def test_a_clean_exit_says_bye(hub):
         ranks.end_well()
 
 
-ORPHANS = JOIN + HEARD + """
+ORPHANS = (
+    JOIN
+    + HEARD
+    + """
 if rank == 0:
     sys.exit()
 sure(lambda: w.watch.failure([0]))
@@ -122,11 +144,17 @@ if rank == 1:
     sys.exit()
 sure(lambda: heard([1]))
 """
+)
 
 
-@pytest.mark.parametrize(("command", "expected"), [
-    ("kill", (2, 1, "died")), ("raise", (2, 1, "raised")), ("leave", (0, 1, "left")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("kill", (2, 1, "died")),
+        ("raise", (2, 1, "raised")),
+        ("leave", (0, 1, "left")),
+    ],
+)
 def test_after_rank_0_the_others_watch_each_other(command, expected):
     with Ranks(ORPHANS, range(4)) as ranks:
         ranks.lines()
@@ -145,7 +173,10 @@ def test_after_rank_0_the_others_watch_each_other(command, expected):
 
 
 def test_finalize_is_to_leave():
-    script = JOIN + HEARD + """
+    script = (
+        JOIN
+        + HEARD
+        + """
 if rank == 1:
     job_context.finalize()
     assert w.watch.failure() is None
@@ -153,6 +184,7 @@ else:
     sure(lambda: heard([1]))
 hear()
 """
+    )
     with Ranks(script, range(2)) as ranks:
         ranks.lines()
         assert report(ranks.line(0)) == (0, 1, "left", "")
@@ -226,10 +258,15 @@ def test_the_first_failure_is_the_one_that_is_told():
             assert code == PEER_FAILURE_EXIT_CODE and "rank 1 raised ZeroDivisionError: division by zero." in printed
 
 
-@pytest.mark.parametrize(("failure", "words"), [
-    (Failure(3, "died"), "rank 3 died without a word"), (Failure(0, "left"), r"rank 0 left the job: its program ended"),
-    (Failure(1, "raised", ""), "rank 1 raised an exception"), (Failure(1, "raised", "Traceback\nA: b\n"), "rank 1 raised A: b"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (Failure(3, "died"), "rank 3 died without a word"),
+        (Failure(0, "left"), r"rank 0 left the job: its program ended"),
+        (Failure(1, "raised", ""), "rank 1 raised an exception"),
+        (Failure(1, "raised", "Traceback\nA: b\n"), "rank 1 raised A: b"),
+    ],
+)
 def test_a_failure_in_words(failure, words):
     error = failure.error("x cannot finish.")
     assert isinstance(error, (PeerFailure, FunccollError, RuntimeError))
@@ -242,7 +279,10 @@ def test_a_failure_in_words(failure, words):
 # ---------------------------------------------------------------- children
 
 
-FORK = JOIN + HEARD + """
+FORK = (
+    JOIN
+    + HEARD
+    + """
 from funccoll.errors import RendezvousError
 if rank == 1:
     child = os.fork()
@@ -260,6 +300,7 @@ if rank == 1:
 else:
     sure(heard)
 """
+)
 
 
 @pytest.mark.parametrize("victim", [1, 0])
@@ -277,7 +318,11 @@ def test_a_forked_child_does_not_hide_a_death(victim):
             os.kill(child, signal.SIGKILL)
 
 
-CHILDREN = ENDED + JOIN + HEARD + """
+CHILDREN = (
+    ENDED
+    + JOIN
+    + HEARD
+    + """
 import multiprocessing
 def work(n):
     return n * n
@@ -295,6 +340,7 @@ if rank != first:
     sure(lambda: first in ended)  # and all that was said before
     assert heard([first])
 """
+)
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -329,7 +375,9 @@ def test_words_in_shared_memory_begin_at_zero():
         assert ranks.lines() == {0: "zero", 1: "zero"}
 
 
-MANY = JOIN + """
+MANY = (
+    JOIN
+    + """
 import funccoll as fc
 fc.init(timeout=3)
 step = fc.jit(lambda x: fc.all_reduce(x, "d"), mesh=fc.make_mesh({"d": w.world}), in_specs=fc.P("d"), out_specs=fc.P())
@@ -341,6 +389,7 @@ try:
 except fc.FunccollError as error:
     say(str(error).splitlines()[0])
 """
+)
 
 
 @pytest.mark.slow

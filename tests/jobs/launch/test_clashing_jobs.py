@@ -46,9 +46,14 @@ def test_a_twin_of_a_rank_of_a_job_that_has_just_begun(rank):
         told_of_clash(ranks, rank, [0, 1, f"twin {rank}"])
 
 
-@pytest.mark.parametrize("order", [
-    [0, 1, 10, 11], [0, 11, 1, 10], [1, 11, 0, 10],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "order",
+    [
+        [0, 1, 10, 11],
+        [0, 11, 1, 10],
+        [1, 11, 0, 10],
+    ],
+)
 @pytest.mark.slow
 def test_two_jobs_with_one_name(order):
     """Whichever ranks meet, no job of ranks of both goes on; one that starts when they have ended waits in vain."""

@@ -24,17 +24,27 @@ Traceback (most recent call last):
 """
 
 
-@in_groups(("text", "words"), [
-    (TRACEBACK + "json.decoder.JSONDecodeError: Extra data: line 1",
-     "raised JSONDecodeError: Extra data: line 1 at train.py:12 (load)"),
-    ("before\n\n" + TRACEBACK + "KeyboardInterrupt\nand after", "raised KeyboardInterrupt at train.py:12 (load)"),
-    (TRACEBACK.replace("  File", "  \x1b[35mFile\x1b[0m") + "\x1b[1mE\x1b[0m: x", "raised E: x at train.py:12 (load)"),
-    (TRACEBACK + "A\nthen\n" + TRACEBACK.replace("12", "13") + "a.B: y\nits second line", "raised B: y at train.py:13 (load)"),
-    ('  File "/home/me/train.py", line 3\n    x = = 1\n        ^\nSyntaxError: invalid',
-     "raised SyntaxError: invalid at train.py:3 (<module>)"),
-    ("Traceback of nothing\nValueError: x", ""),
-    (TRACEBACK, ""),
-])  # fmt: skip
+@in_groups(
+    ("text", "words"),
+    [
+        (
+            TRACEBACK + "json.decoder.JSONDecodeError: Extra data: line 1",
+            "raised JSONDecodeError: Extra data: line 1 at train.py:12 (load)",
+        ),
+        ("before\n\n" + TRACEBACK + "KeyboardInterrupt\nand after", "raised KeyboardInterrupt at train.py:12 (load)"),
+        (TRACEBACK.replace("  File", "  \x1b[35mFile\x1b[0m") + "\x1b[1mE\x1b[0m: x", "raised E: x at train.py:12 (load)"),
+        (
+            TRACEBACK + "A\nthen\n" + TRACEBACK.replace("12", "13") + "a.B: y\nits second line",
+            "raised B: y at train.py:13 (load)",
+        ),
+        (
+            '  File "/home/me/train.py", line 3\n    x = = 1\n        ^\nSyntaxError: invalid',
+            "raised SyntaxError: invalid at train.py:3 (<module>)",
+        ),
+        ("Traceback of nothing\nValueError: x", ""),
+        (TRACEBACK, ""),
+    ],
+)
 @pytest.mark.parametrize("cut", [1, 7, 1000])
 def test_tracebacks_that_ranks_have_printed(text, words, cut):
     lines = ErrorLines("[3] ")
@@ -57,21 +67,26 @@ def until(rank, state):  # T: stopped; Z: ended
 
 
 def test_a_killed_rank_and_a_stopped_one(script):
-    script(PLACES + """
+    script(
+        PLACES
+        + """
 if rank == "1":
     until("0", "T")
     os.kill(os.getpid(), signal.SIGKILL)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to end"))
 os.kill(os.getpid(), signal.SIGSTOP)
 time.sleep(1000)
-""")
+"""
+    )
     code, _, errors = run("-n", "2", "script.py")
     assert code == 128 + 9
     assert re.search(r"rank 1 was killed by SIGKILL \(out of memory, perhaps\), after \d+\.\d s; the other was stopped", errors)
     assert "[0] asked to end" in errors  # SIGTERM reached the stopped one
 
 
-COLLECTIVE = PLACES + """
+COLLECTIVE = (
+    PLACES
+    + """
 import numpy as np, funccoll as fc
 from funccoll import P
 n = int(size)
@@ -93,19 +108,27 @@ if int(rank) == n - 1:
     sys.exit(0 if sys.argv[1] == "leave" else 7)
 step(np.ones(n))
 """
+)
 
 
-@pytest.mark.parametrize(("n", "what", "code", "words"), [
-    (3, "raise", 1, r"rank 2 raised Slow: it is told late at script.py:\d+ \(<module>\)"),
-    pytest.param(3, "raise and end late", 1, r"rank 2 raised ValueError at script.py:\d+ \(<module>\)", marks=pytest.mark.slow),
-    pytest.param(3, "kill", 137, "rank 2 was killed by SIGKILL \\(out of memory, perhaps\\)", marks=pytest.mark.slow),
-    pytest.param(3, "exit", 7, "rank 2 exited with code 7", marks=pytest.mark.slow),
-    pytest.param(
-        2, "leave", host.PEER_FAILURE_EXIT_CODE,
-        r"rank 1 exited with code 0 while rank 0 still called collectives at script.py:\d+ \(<module>\)",
-        marks=pytest.mark.slow,
-    ),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("n", "what", "code", "words"),
+    [
+        (3, "raise", 1, r"rank 2 raised Slow: it is told late at script.py:\d+ \(<module>\)"),
+        pytest.param(
+            3, "raise and end late", 1, r"rank 2 raised ValueError at script.py:\d+ \(<module>\)", marks=pytest.mark.slow
+        ),
+        pytest.param(3, "kill", 137, "rank 2 was killed by SIGKILL \\(out of memory, perhaps\\)", marks=pytest.mark.slow),
+        pytest.param(3, "exit", 7, "rank 2 exited with code 7", marks=pytest.mark.slow),
+        pytest.param(
+            2,
+            "leave",
+            host.PEER_FAILURE_EXIT_CODE,
+            r"rank 1 exited with code 0 while rank 0 still called collectives at script.py:\d+ \(<module>\)",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
 def test_the_cause_is_named_and_not_who_failed_because_of_it(script, n, what, code, words):
     script(COLLECTIVE)
     found, _, errors = run("-n", str(n), "script.py", what)
@@ -196,10 +219,14 @@ step(np.ones(2))
 """
 
 
-@pytest.mark.parametrize(("how", "words"), [
-    ("wrapped", r"rank 0 raised ValueError: the true cause at script.py:\d+ \(<module>\)"),
-    ("child", "rank 0 exited with code 3"), ("inner", "rank 0 exited with code 3"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("wrapped", r"rank 0 raised ValueError: the true cause at script.py:\d+ \(<module>\)"),
+        ("child", "rank 0 exited with code 3"),
+        ("inner", "rank 0 exited with code 3"),
+    ],
+)
 @pytest.mark.slow
 def test_the_cause_is_not_who_ended_first_nor_who_is_no_rank(script, how, words):
     script(CAUSE)
@@ -212,10 +239,17 @@ def test_the_cause_is_not_who_ended_first_nor_who_is_no_rank(script, how, words)
 FOLLOWED = "import os; from funccoll.job.reports import report; report(os.environ, {rank}, 'followed', cause=1)"
 
 
-@pytest.mark.parametrize(("codes", "failure"), [
-    (("69", "69"), (0, 69)), (("69", "0"), (0, 69)), (("69", "7"), (1, 7)), (("69", "sleep 1000"), (0, 69)),
-    (("7", "69"), (0, 7)), (("own 69", "7"), (0, 69)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("codes", "failure"),
+    [
+        (("69", "69"), (0, 69)),
+        (("69", "0"), (0, 69)),
+        (("69", "7"), (1, 7)),
+        (("69", "sleep 1000"), (0, 69)),
+        (("7", "69"), (0, 7)),
+        (("own 69", "7"), (0, 69)),
+    ],
+)
 def test_who_is_the_cause(mark, monkeypatch, codes, failure):
     """A rank that has reported that it failed because of another one is not the cause, if one is found."""
     monkeypatch.setattr(processes, "PATIENCE", 0.3 if "sleep" in codes[1] else 60.0)

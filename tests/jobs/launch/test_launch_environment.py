@@ -20,24 +20,62 @@ from tests.support.groups import in_groups
 from tests.support.ranks.ranks import STAY, Ranks
 
 
-@pytest.mark.parametrize(("environment", "expected"), [
-    ({}, JobSpec(0, 1, "")),
-    ({"WORLD_SIZE": "1", "RANK": "0"}, JobSpec(0, 1, "")),
-    ({"FUNCCOLL_WORLD_SIZE": "4", "FUNCCOLL_RANK": "3", "FUNCCOLL_RUN_ID": "ab"}, JobSpec(3, 4, "ab")),
-    ({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "29500",
-      "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "1"}, JobSpec(1, 2, "none-h-29500-1")),
-    ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-      "PMIX_NAMESPACE": "prterun-1@1"}, JobSpec(1, 2, "prterun-1@1")),
-    ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_MCA_ess_base_jobid": "7"}, JobSpec(0, 2, "7")),
-    ({"PMI_SIZE": "2", "PMI_RANK": "1", "SLURM_JOB_ID": "3", "SLURM_STEP_ID": "1"}, JobSpec(1, 2, "3-1")),
-    ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2", "SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_JOB_ID": "3",
-      "SLURM_STEP_ID": "0"}, JobSpec(2, 4, "3-0")),
-    ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_ID": "3"}, JobSpec(0, 1, "")),  # a batch script
-    ({"HOROVOD_SIZE": "2", "HOROVOD_RANK": "1", "HOROVOD_GLOO_RENDEZVOUS_ADDR": "h", "HOROVOD_GLOO_RENDEZVOUS_PORT": "9"},
-     JobSpec(1, 2, "h-9")),
-    ({"LOCAL_RANK": "1", "MASTER_ADDR": "h", "SLURM_STEP_NUM_TASKS": "4", "WORLD_SIZE": "", "PMI_RANK": ""}, JobSpec(0, 1, "")),
-    ({"WORLD_SIZE": "1", "LOCAL_RANK": "0"}, JobSpec(0, 1, "")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, JobSpec(0, 1, "")),
+        ({"WORLD_SIZE": "1", "RANK": "0"}, JobSpec(0, 1, "")),
+        ({"FUNCCOLL_WORLD_SIZE": "4", "FUNCCOLL_RANK": "3", "FUNCCOLL_RUN_ID": "ab"}, JobSpec(3, 4, "ab")),
+        (
+            {
+                "WORLD_SIZE": "2",
+                "RANK": "1",
+                "LOCAL_WORLD_SIZE": "2",
+                "MASTER_ADDR": "h",
+                "MASTER_PORT": "29500",
+                "TORCHELASTIC_RUN_ID": "none",
+                "TORCHELASTIC_RESTART_COUNT": "1",
+            },
+            JobSpec(1, 2, "none-h-29500-1"),
+        ),
+        (
+            {
+                "OMPI_COMM_WORLD_SIZE": "2",
+                "OMPI_COMM_WORLD_RANK": "1",
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+                "PMIX_NAMESPACE": "prterun-1@1",
+            },
+            JobSpec(1, 2, "prterun-1@1"),
+        ),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_MCA_ess_base_jobid": "7"}, JobSpec(0, 2, "7")),
+        ({"PMI_SIZE": "2", "PMI_RANK": "1", "SLURM_JOB_ID": "3", "SLURM_STEP_ID": "1"}, JobSpec(1, 2, "3-1")),
+        (
+            {
+                "SLURM_STEP_NUM_TASKS": "4",
+                "SLURM_PROCID": "2",
+                "SLURM_STEP_TASKS_PER_NODE": "4",
+                "SLURM_JOB_ID": "3",
+                "SLURM_STEP_ID": "0",
+            },
+            JobSpec(2, 4, "3-0"),
+        ),
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_ID": "3"}, JobSpec(0, 1, "")),  # a batch script
+        (
+            {
+                "HOROVOD_SIZE": "2",
+                "HOROVOD_RANK": "1",
+                "HOROVOD_GLOO_RENDEZVOUS_ADDR": "h",
+                "HOROVOD_GLOO_RENDEZVOUS_PORT": "9",
+            },
+            JobSpec(1, 2, "h-9"),
+        ),
+        (
+            {"LOCAL_RANK": "1", "MASTER_ADDR": "h", "SLURM_STEP_NUM_TASKS": "4", "WORLD_SIZE": "", "PMI_RANK": ""},
+            JobSpec(0, 1, ""),
+        ),
+        ({"WORLD_SIZE": "1", "LOCAL_RANK": "0"}, JobSpec(0, 1, "")),
+    ],
+)
 def test_a_launchers_environment(environment, expected):
     found = job_of(environment)
     assert (found.rank, found.world, found.run) == (expected.rank, expected.world, expected.run) and not found.across_hosts
@@ -52,8 +90,14 @@ MPICH = {"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALNRANKS": "2"}
 POD = {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "pod", "MASTER_PORT": "1"}
 PODS = {"WORLD_SIZE": "4", "RANK": "3", "MASTER_ADDR": "pod-0", "MASTER_PORT": "1"}
 TORCHRUN_RANK = {**PODS, "RANK": "2", "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "t", "TORCHELASTIC_RESTART_COUNT": "0"}
-STEP = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x3)", "SLURM_NODEID": "2",
-        "SLURM_JOB_ID": "9", "SLURM_STEP_ID": "0"}  # fmt: skip
+STEP = {
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_PROCID": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x3)",
+    "SLURM_NODEID": "2",
+    "SLURM_JOB_ID": "9",
+    "SLURM_STEP_ID": "0",
+}
 ONE_TASK = {**STEP, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_STEP_TASKS_PER_NODE": "1"}
 REPEATED = {**FUNCCOLL, "WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "h", "MASTER_PORT": "7", "FUNCCOLL_SET_TORCH": "1 2"}
 """The variables that `funccoll run` sets, with torch's."""
@@ -111,21 +155,33 @@ def test_the_innermost_launcher_counts(added, expected):
     assert job_of(ancestors[0], ancestors) == found
 
 
-@pytest.mark.parametrize(("added", "words"), [
-    (({"WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"},),
-     r"says WORLD_SIZE=2, and RANK is not set: .*`funccoll run -n 2`, torchrun or mpirun, or unset WORLD_SIZE to run alone"),
-    (({"RANK": "0"},), r"says RANK=0, and WORLD_SIZE is not set: .* or unset RANK to run alone"),
-    (({"OMPI_COMM_WORLD_RANK": "0"},), r"says OMPI_COMM_WORLD_RANK=0, and OMPI_COMM_WORLD_SIZE is not set"),
-    (({"PMI_SIZE": "2"},), r"says PMI_SIZE=2, and PMI_RANK is not set"),
-    (({**POD, **OPEN_MPI},), r"WORLD_SIZE=1 and RANK=0 \(torchrun\) and OMPI_COMM_WORLD_SIZE=2 and OMPI_COMM_WORLD_RANK=1 "
-                             r"\(Open MPI's mpirun\), which contradict each other"),
-    ((OPEN_MPI, POD), r"WORLD_SIZE=1 and RANK=0 .* OMPI_COMM_WORLD_SIZE=2 and OMPI_COMM_WORLD_RANK=1"),
-    (({**POD, **STEP},), r"WORLD_SIZE=1 and RANK=0 .* SLURM_STEP_NUM_TASKS=3 and SLURM_PROCID=2"),
-    ((FUNCCOLL, POD), r"WORLD_SIZE=1 and RANK=0 .* FUNCCOLL_WORLD_SIZE=2 and FUNCCOLL_RANK=1"),
-    ((OPEN_MPI, {"WORLD_SIZE": "8"}), r"OMPI_COMM_WORLD_SIZE=2 and OMPI_COMM_WORLD_RANK=1 .* and WORLD_SIZE=8 \(torchrun\)"),
-    (({**OPEN_MPI, "RANK": "0"},), r"OMPI_COMM_WORLD_SIZE=2 and OMPI_COMM_WORLD_RANK=1 .* and RANK=0"),
-    (({"WORLD_SIZE": "two", "RANK": "0"},), r"WORLD_SIZE='two' and RANK='0', which is not a job"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("added", "words"),
+    [
+        (
+            ({"WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"},),
+            r"says WORLD_SIZE=2, and RANK is not set: .*`funccoll run -n 2`, torchrun or mpirun, or unset "
+            r"WORLD_SIZE to run alone",
+        ),
+        (({"RANK": "0"},), r"says RANK=0, and WORLD_SIZE is not set: .* or unset RANK to run alone"),
+        (({"OMPI_COMM_WORLD_RANK": "0"},), r"says OMPI_COMM_WORLD_RANK=0, and OMPI_COMM_WORLD_SIZE is not set"),
+        (({"PMI_SIZE": "2"},), r"says PMI_SIZE=2, and PMI_RANK is not set"),
+        (
+            ({**POD, **OPEN_MPI},),
+            r"WORLD_SIZE=1 and RANK=0 \(torchrun\) and OMPI_COMM_WORLD_SIZE=2 and OMPI_COMM_WORLD_RANK=1 "
+            r"\(Open MPI's mpirun\), which contradict each other",
+        ),
+        ((OPEN_MPI, POD), r"WORLD_SIZE=1 and RANK=0 .* OMPI_COMM_WORLD_SIZE=2 and OMPI_COMM_WORLD_RANK=1"),
+        (({**POD, **STEP},), r"WORLD_SIZE=1 and RANK=0 .* SLURM_STEP_NUM_TASKS=3 and SLURM_PROCID=2"),
+        ((FUNCCOLL, POD), r"WORLD_SIZE=1 and RANK=0 .* FUNCCOLL_WORLD_SIZE=2 and FUNCCOLL_RANK=1"),
+        (
+            (OPEN_MPI, {"WORLD_SIZE": "8"}),
+            r"OMPI_COMM_WORLD_SIZE=2 and OMPI_COMM_WORLD_RANK=1 .* and WORLD_SIZE=8 \(torchrun\)",
+        ),
+        (({**OPEN_MPI, "RANK": "0"},), r"OMPI_COMM_WORLD_SIZE=2 and OMPI_COMM_WORLD_RANK=1 .* and RANK=0"),
+        (({"WORLD_SIZE": "two", "RANK": "0"},), r"WORLD_SIZE='two' and RANK='0', which is not a job"),
+    ],
+)
 def test_variables_that_are_missing_or_contradict_each_other(added, words):
     around = [{}]
     for each in added:
@@ -137,14 +193,17 @@ def test_variables_that_are_missing_or_contradict_each_other(added, words):
 PORT = {"MASTER_PORT": "7"}
 
 
-@pytest.mark.parametrize(("outside", "address", "port"), [
-    ({}, "127.0.0.1", "5"),
-    ({"MASTER_ADDR": "localhost", **PORT}, "localhost", "7"),  # your own
-    (PORT, "127.0.0.1", "7"),
-    (POD, "127.0.0.1", "5"),
-    (TORCHRUN_RANK, "127.0.0.1", "5"),
-    ({"RANK": "3", **PORT}, "127.0.0.1", "5"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("outside", "address", "port"),
+    [
+        ({}, "127.0.0.1", "5"),
+        ({"MASTER_ADDR": "localhost", **PORT}, "localhost", "7"),  # your own
+        (PORT, "127.0.0.1", "7"),
+        (POD, "127.0.0.1", "5"),
+        (TORCHRUN_RANK, "127.0.0.1", "5"),
+        ({"RANK": "3", **PORT}, "127.0.0.1", "5"),
+    ],
+)
 def test_variables_for_torch(outside, address, port):
     found = for_torch({"PATH": "/bin", "FUNCCOLL_SET_TORCH": "1 2", **outside}, 2, 3, 5)
     assert not any(name.startswith("TORCHELASTIC") for name in found) and are_repetitions(found)
@@ -202,13 +261,17 @@ SLURM = {"SLURM_STEP_NUM_TASKS": "7", "SLURM_PROCID": "6", "SLURM_JOB_ID": "1"}
 
 SEVERAL_HOSTS = [
     ({"WORLD_SIZE": "16", "RANK": "1", "LOCAL_WORLD_SIZE": "8", "MASTER_PORT": "1"}, 8, "torchrun", False),
-    ({"OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "8", "PMIX_NAMESPACE": "x"},
-     8, "Open MPI's mpirun", True),
+    (
+        {"OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "8", "PMIX_NAMESPACE": "x"},
+        8,
+        "Open MPI's mpirun",
+        True,
+    ),
     ({"PMI_SIZE": "3", "PMI_RANK": "1", "MPI_LOCALNRANKS": "1"}, 1, "MPICH's mpirun", True),
     ({"PMI_SIZE": "3", "PMI_RANK": "2", "SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_NODEID": "1"}, 1, "MPICH's mpirun", True),
     ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_NODEID": "3"}, 1, "srun", True),
     ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2(x3),1"}, 2, "srun", True),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("environment", "local", "launcher", "brings_mpi"), SEVERAL_HOSTS)
@@ -226,23 +289,32 @@ def test_numbers_of_processes_on_hosts_that_are_none(text):
 TORCHRUN, MPIRUN = JobSpec(0, 16, "a", 8, "torchrun", False), JobSpec(0, 16, "a", 8, "mpirun", True)
 
 
-@pytest.mark.parametrize(("job", "transport", "words"), [
-    (TORCHRUN, "", r"16 processes, 8 of them on this host, needs MPI, and torchrun .*`mpirun -n 16 python SCRIPT`"),
-    (TORCHRUN, "mpi", r"FUNCCOLL_TRANSPORT=mpi needs MPI, and torchrun"),
-    (MPIRUN, "shm", r"FUNCCOLL_TRANSPORT=shm is for one host, .* 16 processes, 8 of them on this one\. Unset it\."),
-    (MPIRUN, "tcp", r"FUNCCOLL_TRANSPORT='tcp' must be one of shm, mpi; leave it unset"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("job", "transport", "words"),
+    [
+        (TORCHRUN, "", r"16 processes, 8 of them on this host, needs MPI, and torchrun .*`mpirun -n 16 python SCRIPT`"),
+        (TORCHRUN, "mpi", r"FUNCCOLL_TRANSPORT=mpi needs MPI, and torchrun"),
+        (MPIRUN, "shm", r"FUNCCOLL_TRANSPORT=shm is for one host, .* 16 processes, 8 of them on this one\. Unset it\."),
+        (MPIRUN, "tcp", r"FUNCCOLL_TRANSPORT='tcp' must be one of shm, mpi; leave it unset"),
+    ],
+)
 def test_a_transport_that_cannot_be(job, transport, words, monkeypatch):
     monkeypatch.setenv("FUNCCOLL_TRANSPORT", transport)
     with pytest.raises(RendezvousError, match=words):
         choose_job_transport(job)
 
 
-@pytest.mark.parametrize(("job", "transport", "name"), [
-    (MPIRUN, "", "mpi"), (MPIRUN, "mpi", "mpi"), (replace(MPIRUN, local=16), "", "shm"),
-    (replace(MPIRUN, local=16), "mpi", "mpi"), (replace(TORCHRUN, local=0), "", "shm"),
-    (replace(TORCHRUN, local=16), "shm", "shm"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("job", "transport", "name"),
+    [
+        (MPIRUN, "", "mpi"),
+        (MPIRUN, "mpi", "mpi"),
+        (replace(MPIRUN, local=16), "", "shm"),
+        (replace(MPIRUN, local=16), "mpi", "mpi"),
+        (replace(TORCHRUN, local=0), "", "shm"),
+        (replace(TORCHRUN, local=16), "shm", "shm"),
+    ],
+)
 def test_the_transport_of_a_job(job, transport, name, monkeypatch):
     monkeypatch.setenv("FUNCCOLL_TRANSPORT", transport)
     assert choose_job_transport(job).name == name

@@ -34,7 +34,9 @@ def ours(n, scale):
 def fine(n):  # in one write: lines of several processes must not mix
     os.write(1, f"rank {fc.rank()} of {n} is fine\\n".encode())
 """
-TORCH = STEP + """
+TORCH = (
+    STEP
+    + """
 import torch, torch.distributed as dist
 
 def theirs(n):
@@ -58,7 +60,10 @@ assert {k: before[k] for k in later} == later and before["MASTER_PORT"]  # nothi
 dist.destroy_process_group()
 fine(n)
 """
-MPI = STEP + """
+)
+MPI = (
+    STEP
+    + """
 from mpi4py import MPI
 comm = MPI.COMM_WORLD
 
@@ -74,21 +79,29 @@ for i in range(20):
     ours(n, i)
 fine(n)
 """
-FAILING = STEP + """
+)
+FAILING = (
+    STEP
+    + """
 ours(fc.world_size(), 1)
 if fc.rank() == 1:
     raise ValueError("rank 1 has had enough")
 ours(fc.world_size(), 2)
 """
+)
 
 
 def launched(command, script, tmp_path, *arguments, **environment):
     file = tmp_path / "script.py"
     file.write_text(script)
     return subprocess.run(
-        [*command, str(file), *arguments], cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        [*command, str(file), *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
 
 
 def torchrun(n):
@@ -106,9 +119,16 @@ def mpirun(n, vendor):
 
 
 AROUND = {
-    "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "pod-0", "MASTER_PORT": "23456",
-    "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_JOB_ID": "3", "SLURM_STEP_ID": "0",
-}  # fmt: skip
+    "WORLD_SIZE": "1",
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "MASTER_ADDR": "pod-0",
+    "MASTER_PORT": "23456",
+    "SLURM_STEP_NUM_TASKS": "1",
+    "SLURM_PROCID": "0",
+    "SLURM_JOB_ID": "3",
+    "SLURM_STEP_ID": "0",
+}
 """Variables of a pod with one process and of a Slurm step of one task, which the launcher inside contradicts."""
 
 
@@ -117,9 +137,13 @@ def check(done, n):
     assert sorted(done.stdout.splitlines()) == [f"rank {r} of {n} is fine" for r in range(n)]
 
 
-@pytest.mark.parametrize(("n", "order"), [
-    pytest.param(2, "torch first", marks=pytest.mark.slow), pytest.param(3, "funccoll first", marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("n", "order"),
+    [
+        pytest.param(2, "torch first", marks=pytest.mark.slow),
+        pytest.param(3, "funccoll first", marks=pytest.mark.slow),
+    ],
+)
 def test_torchrun(n, order, tmp_path):
     check(launched(torchrun(n), TORCH, tmp_path, order, **(AROUND if n == 2 else {})), n)
 
@@ -160,10 +184,14 @@ def test_a_script_of_torch_trains_the_same_with_one_import_changed(tmp_path):
     assert str(theirs["optimizer"]) == str(ours["optimizer"])
 
 
-@pytest.mark.parametrize(("vendor", "n"), [
-    (vendor, n) if (vendor, n) == ("openmpi", 2) else pytest.param(vendor, n, marks=pytest.mark.slow)
-    for vendor in mpi_vendors.VENDORS for n in (2, 3)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("vendor", "n"),
+    [
+        (vendor, n) if (vendor, n) == ("openmpi", 2) else pytest.param(vendor, n, marks=pytest.mark.slow)
+        for vendor in mpi_vendors.VENDORS
+        for n in (2, 3)
+    ],
+)
 def test_mpirun(vendor, n, tmp_path):
     """Alone, and in a pod and a Slurm step with variables of their own."""
     command, environment = mpirun(n, vendor)
@@ -183,7 +211,9 @@ def test_a_failure_under_another_launcher_is_told(vendor, tmp_path):
 def test_torchrun_restarts_a_job(tmp_path):
     """The processes of the second attempt find each other, and not what is left of the first."""
     command = [*torchrun(2), "--max-restarts", "1"]
-    script = STEP + """
+    script = (
+        STEP
+        + """
 n = fc.world_size()
 ours(n, 1)
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and fc.rank() == 0:
@@ -191,6 +221,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and fc.rank() == 0:
 ours(n, 2)
 fine(n)
 """
+    )
     check(launched(command, script, tmp_path), 2)
 
 

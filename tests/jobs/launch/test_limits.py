@@ -23,13 +23,16 @@ def test_the_size_of_files_limits_the_memory_of_a_job():
         code, _, error = ranks.end(0)
         assert code == 1 and "this process may write only 20 MiB into a file (`ulimit -f`), also into the memory that" in error
         assert "and 2 ranks need 24 MiB: `ulimit -f unlimited` lifts the limit." in error
-    large = JOIN + """
+    large = (
+        JOIN
+        + """
 try:
     w.transport.heap.array((200 << 20,), "u1")
 except MemoryError as error:
     say(error)
 w.transport.heap.array((100 << 20,), "u1")[:] = 1
 """
+    )
     with Ranks(large, [0], world=2) as ranks:
         ranks.start(1, limited("FSIZE", 300 << 20, large))
         ranks.lines()
@@ -77,16 +80,32 @@ SANDBOX = PRELUDE + "from tests.support.ranks.forbidden_calls import forbid\nfor
 
 
 @pytest.mark.skipif(not NUMBERS, reason="the numbers of this processor's system calls are not known")
-@pytest.mark.parametrize(("calls", "error", "words", "others"), [
-    (["memfd_create"], errno.EPERM,
-     "RendezvousError: rank 0 cannot make the memory that ranks share (memfd_create: Operation not permitted). A sandbox",
-     "rank 0 cannot make the memory that ranks share"),
-    (["eventfd2"], errno.EPERM,
-     "RendezvousError: rank 0 cannot join the job: the system refuses what that needs ([Errno 1] Operation not permitted). A "
-     "sandbox (seccomp) may forbid it, or a limit be reached (`ulimit -a`).", ""),
-    (["clone", "clone3"], errno.EAGAIN,
-     "RendezvousError: rank 0 cannot start a thread, which watches the others (can't start new thread). `ulimit -u`", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("calls", "error", "words", "others"),
+    [
+        (
+            ["memfd_create"],
+            errno.EPERM,
+            "RendezvousError: rank 0 cannot make the memory that ranks share (memfd_create: Operation not "
+            "permitted). A sandbox",
+            "rank 0 cannot make the memory that ranks share",
+        ),
+        (
+            ["eventfd2"],
+            errno.EPERM,
+            "RendezvousError: rank 0 cannot join the job: the system refuses what that needs ([Errno 1] "
+            "Operation not permitted). A "
+            "sandbox (seccomp) may forbid it, or a limit be reached (`ulimit -a`).",
+            "",
+        ),
+        (
+            ["clone", "clone3"],
+            errno.EAGAIN,
+            "RendezvousError: rank 0 cannot start a thread, which watches the others (can't start new thread). `ulimit -u`",
+            "",
+        ),
+    ],
+)
 def test_what_a_sandbox_forbids(calls, error, words, others):
     watches = JOIN + "sure(lambda: w.watch.failure())\nsay(w.watch.failure().kind)\n"
     with Ranks(watches, [1], world=2) as ranks:

@@ -15,9 +15,13 @@ from tests.support.ranks.ranks import Ranks, forked, wait_until
 
 ENDS = {
     "well": ("pass", 0),
-    "exit": ("sys.exit(3)", 3), "exit 257": ("sys.exit(257)", 1), "exit with words": ("sys.exit('too much')", 1),
+    "exit": ("sys.exit(3)", 3),
+    "exit 257": ("sys.exit(257)", 1),
+    "exit with words": ("sys.exit('too much')", 1),
     "exit with nothing": ("sys.exit()", 0),
-    "raise": ("1 / 0", 1), "interrupt": ("raise KeyboardInterrupt", -2), "kill": ("os.kill(os.getpid(), 15)", -15),
+    "raise": ("1 / 0", 1),
+    "interrupt": ("raise KeyboardInterrupt", -2),
+    "kill": ("os.kill(os.getpid(), 15)", -15),
     "hook": ("sys.excepthook = lambda *error: print('a hook', error[0].__name__)\n1 / 0", 1),
     "hook that exits": ("def hook(*error):\n    sys.exit(69)\nsys.excepthook = hook\n1 / 0", 69),
     "hook that fails": ("def hook(*error):\n    [][0]\nsys.excepthook = hook\n1 / 0", 1),
@@ -29,7 +33,7 @@ ENDS = {
     "a closed stream": ("sys.stdout.close()", 0),
     "other names": ("os = sys = atexit = End = END = None", 0),
     "a child": ("if os.fork():\n    print(os.wait()[1] >> 8)\nelse:\n    sys.exit(5)", 0),
-}  # fmt: skip
+}
 """A script's last lines, and the exit code."""
 QUICK = ("well", "exit", "raise", "hook that exits", "last functions", "a thread", "half a line", "other names")
 

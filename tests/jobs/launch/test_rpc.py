@@ -23,7 +23,9 @@ from tests.support.ranks.ranks import PATIENCE
 # ---------------------------------------------------------------- RPC
 
 
-ASKS = JOIN_HOSTS + """
+ASKS = (
+    JOIN_HOSTS
+    + """
 w.watch.answer_with("call", lambda question: {"rank": rank, "of": question["of"]})
 w.watch.answer_with("none", lambda question: None)
 w.watch.answer_with("raises", lambda question: 1 / 0)
@@ -58,6 +60,7 @@ if rank == asker:
 else:
     wait_in_nap()
 """
+)
 
 
 def test_ranks_ask_each_other(tmp_path):
@@ -79,7 +82,7 @@ def test_ranks_ask_each_other(tmp_path):
 
 @pytest.mark.slow
 def test_of_many_ranks_rank_0_passes_questions_on(tmp_path):
-    script = ASKS[: ASKS.index("    say(\"asked\")")] + "    say('asked')\nelse:\n    wait_in_nap()\n"
+    script = ASKS[: ASKS.index('    say("asked")')] + "    say('asked')\nelse:\n    wait_in_nap()\n"
     with HostRanks("asker = 5\n" + script, [rank // 9 for rank in range(18)], tmp_path) as ranks:
         ranks.lines(), ranks.lines()
         for rank in range(18):
@@ -107,7 +110,7 @@ def test_frames_come_whole_and_one_by_one():
             receive(two)
         assert send(one, {"a": 1}) and send(one, {"b": "漢字"})
         assert receive(two) == ({"a": 1}, []) and receive(two) == ({"b": "漢字"}, [])
-        for byte in b"\0\0\0\7{\"a\":2}":
+        for byte in b'\0\0\0\7{"a":2}':
             with pytest.raises(BlockingIOError):
                 receive(two)
             one.sendall(bytes([byte]))

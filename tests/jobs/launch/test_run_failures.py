@@ -86,9 +86,11 @@ def test_who_does_not_end_by_itself_is_stopped(script, how):
     script(SURVIVORS)
     grace = "0.5" if how == "grace" else "1000"
     with Runner(
-        [*FUNCCOLL, "run", "-n", "3", "--grace", grace, "script.py", "computes"], stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
-    ) as runner:  # fmt: skip
+        [*FUNCCOLL, "run", "-n", "3", "--grace", grace, "script.py", "computes"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as runner:
         lines = iter(runner.stderr.readline, "")
         waiting = [next(line for line in lines if "waiting" in line)] if how == "interrupt" else []
         if how == "interrupt":
@@ -210,9 +212,14 @@ def test_too_few_descriptors():
     assert re.fullmatch(r"funccoll run: process \d of 9 cannot be started: Too many open files\. `ulimit -n` .*\n", errors)
 
 
-@pytest.mark.parametrize(("where", "code", "words"), [
-    (">&-", 0, ""), ("2>&-", 0, ""), (">/dev/full", 1, "what the processes print cannot be written: No space left on device"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("where", "code", "words"),
+    [
+        (">&-", 0, ""),
+        ("2>&-", 0, ""),
+        (">/dev/full", 1, "what the processes print cannot be written: No space left on device"),
+    ],
+)
 def test_output_that_goes_nowhere(where, code, words):
     command = f"{shlex.join(FUNCCOLL)} run -n 2 -- echo hello {where}"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=300)

@@ -15,7 +15,9 @@ from tests.support.ranks.host_ranks import JOIN_HOSTS, ON_HOSTS, STAY_HOSTS, Hos
 from tests.support.ranks.network_hosts import NetworkHosts
 from tests.support.ranks.ranks import PRELUDE, left_behind
 
-TELL = JOIN_HOSTS + """
+TELL = (
+    JOIN_HOSTS
+    + """
 def tell(members=()):
     sure(lambda: w.watch.failure(members))
     failure = w.watch.failure(members)
@@ -24,12 +26,15 @@ def tell(members=()):
     say(words[0], failure.rank, failure.kind, failure.text == text)
     return failure
 """
+)
 
 
 # ---------------------------------------------------------------- finding each other
 
 
-MEMORY = JOIN_HOSTS + """
+MEMORY = (
+    JOIN_HOSTS
+    + """
 mates = [r for r in range(w.world) if w.hosts[r] == w.hosts[rank]]
 words = w.transport.heap.view(65536, (w.world,), "i8")
 words[rank] = 1
@@ -39,6 +44,7 @@ say(w.hosts, sorted(w.watch._sockets), (w.transport.heap.offset_of(array) - (16 
 hear()
 assert words.tolist() == [int(r in mates) for r in range(w.world)], words
 """
+)
 
 
 @pytest.mark.parametrize("hosts", [(0, 0, 1), (0, 1, 0, 1), (0, 1), (0, 0)])
@@ -55,7 +61,9 @@ def test_all_find_each_other_and_those_of_a_host_share_memory(hosts, tmp_path):
         ranks.end_well()
 
 
-AGAIN = JOIN_HOSTS + """
+AGAIN = (
+    JOIN_HOSTS
+    + """
 from pathlib import Path
 def count():
     return len(os.listdir("/proc/self/fd")), threading.active_count(), "memfd:funccoll" in Path("/proc/self/maps").read_text()
@@ -68,6 +76,7 @@ for _ in range(5):
     del w
 assert count() == before, (count(), before)
 """
+)
 
 
 def test_leave_and_join_again(tmp_path):
@@ -134,13 +143,17 @@ def test_a_machine_that_has_no_identity(tmp_path):
 
 
 # A rank whose secret is another one: it belongs to another job, which happens to find this one's addresses.
-STRANGER = ON_HOSTS + """
+STRANGER = (
+    ON_HOSTS
+    + """
 real = FileAddressExchange.receive
 def receive(self, seconds):
     payload = real(self, seconds)
     return payload and payload.replace(payload[2:66], b"0" * 64)
 FileAddressExchange.receive = receive
-""" + STAY_HOSTS
+"""
+    + STAY_HOSTS
+)
 
 
 def test_another_secret(tmp_path):
@@ -152,11 +165,21 @@ def test_another_secret(tmp_path):
         assert "rank 1 of 2 did not come within 2 s" in ranks.end(0)[2]
 
 
-@pytest.mark.parametrize(("where", "how"), [
-    ("host_leader", "die"), ("memory", "raise"), *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        ("host_leader", "raise"), ("receive", "die"), ("memory", "die"),
-    )),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("where", "how"),
+    [
+        ("host_leader", "die"),
+        ("memory", "raise"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("host_leader", "raise"),
+                ("receive", "die"),
+                ("memory", "die"),
+            )
+        ),
+    ],
+)
 @pytest.mark.parametrize("victim", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_rank_ends_while_the_job_begins(where, how, victim, tmp_path):
     ends = "os._exit(3)" if how == "die" else "raise OSError('no room')"
@@ -247,7 +270,9 @@ def test_a_rank_that_left_may_die_and_a_stopped_one_stays(tmp_path):
 
 
 def test_a_forked_child_hides_nothing_and_ends_nothing(tmp_path):
-    script = TELL + """
+    script = (
+        TELL
+        + """
 if rank == 1:
     for end in (lambda: sys.exit(3), lambda: os._exit(0)):
         if (child := os.fork()) == 0:
@@ -264,6 +289,7 @@ if rank == 1:
 tell()
 hear()
 """
+    )
     with HostRanks(script, (0, 1, 1), tmp_path) as ranks:
         ranks.lines()
         child = int(ranks.line(1).split()[1])
@@ -276,7 +302,9 @@ hear()
             os.kill(child, signal.SIGKILL)
 
 
-HUB = TELL + """
+HUB = (
+    TELL
+    + """
 victim = 9
 if rank == victim:
     how = hear()
@@ -286,6 +314,7 @@ if rank == victim:
 tell([victim])
 hear()
 """
+)
 
 
 @pytest.mark.slow

@@ -125,9 +125,7 @@ def test_functions_and_classes_of_main(how, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     cell = "import pathlib; exec(compile(pathlib.Path('script.py').read_text(), '<ipython-input-1>', 'exec'))"
     command = ["script.py"] if how == "script" else ["-c", cell]
-    done = subprocess.run(
-        [sys.executable, "-W", "error", *command], cwd=tmp_path, capture_output=True, text=True, timeout=100
-    )
+    done = subprocess.run([sys.executable, "-W", "error", *command], cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.stdout == "fine\n", done.stderr
     assert done.stderr == ""
 
@@ -209,8 +207,11 @@ def test_the_cause_is_raised_and_not_what_follows_from_it(how):
             return
         step(np.ones(2))
 
-    found = {"raise": (ValueError, "enough"), "kill": (LaunchError, "rank 1 was killed by SIGKILL"),
-             "return": (PeerFailure, "rank 1 left the job")}  # fmt: skip
+    found = {
+        "raise": (ValueError, "enough"),
+        "kill": (LaunchError, "rank 1 was killed by SIGKILL"),
+        "return": (PeerFailure, "rank 1 left the job"),
+    }
     with pytest.raises(found[how][0], match=found[how][1]) as caught:
         fc.launch(work, 2, how)
     if how == "raise":

@@ -45,10 +45,23 @@ def test_unidentified_connections_are_dropped():
     with Ranks(STAY, [0], world=2) as ranks:
         run = ranks.run
         garbage = [
-            b"GET / HTTP/1.1\r\n\r\n", b"\0" * 100, b"[]", b"3", b"null", b'{"funccoll": "0"}', b"[" * 50_000, b"x" * 150_000,
-            handshake("another"), handshake(run, rank="1"), handshake(run, rank=None), handshake(run, world=2.0),
-            handshake(run, funccoll=""), handshake(run, rank={}), handshake(run, arena="all"), b"\xff\xfe",
-        ]  # fmt: skip
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"\0" * 100,
+            b"[]",
+            b"3",
+            b"null",
+            b'{"funccoll": "0"}',
+            b"[" * 50_000,
+            b"x" * 150_000,
+            handshake("another"),
+            handshake(run, rank="1"),
+            handshake(run, rank=None),
+            handshake(run, world=2.0),
+            handshake(run, funccoll=""),
+            handshake(run, rank={}),
+            handshake(run, arena="all"),
+            b"\xff\xfe",
+        ]
         unidentified = [visit(run, packet) for packet in garbage]
         silent = [visit(run) for _ in range(50)]
         visit(run).close()
@@ -105,7 +118,7 @@ else:
 def as_nobody(run, *arguments):
     return subprocess.Popen(
         [sys.executable, "-c", NOBODY, address(run).replace("\0", "@"), *arguments], stdout=subprocess.PIPE, text=True
-    )  # fmt: skip
+    )
 
 
 root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
@@ -165,14 +178,27 @@ def test_rank_0_is_missing():
         assert code == 1 and "rank 0 did not come within 0.3 s" in error and "rank 1 of 2" in error
 
 
-@pytest.mark.parametrize(("variables", "words"), [
-    ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", "SLURM_JOB_ID": "RUN", "SLURM_STEP_ID": "0"},
-     ["because of SLURM_STEP_NUM_TASKS=2 and SLURM_PROCID=0; unset them to run alone, ", "in an interactive Slurm shell)."]),
-    ({"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "RUN"},
-     ["because of WORLD_SIZE=2 and RANK=1; unset them to run alone). Look for an error of theirs above; if they only start ",
-      "to more seconds. MASTER_ADDR=192.0.2.1 is another host: a job on several hosts needs mpirun.\n"]),
-    ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "RUN"}, ["more seconds.\n"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        (
+            {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", "SLURM_JOB_ID": "RUN", "SLURM_STEP_ID": "0"},
+            [
+                "because of SLURM_STEP_NUM_TASKS=2 and SLURM_PROCID=0; unset them to run alone, ",
+                "in an interactive Slurm shell).",
+            ],
+        ),
+        (
+            {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "RUN"},
+            [
+                "because of WORLD_SIZE=2 and RANK=1; unset them to run alone). Look for an error of theirs "
+                "above; if they only start ",
+                "to more seconds. MASTER_ADDR=192.0.2.1 is another host: a job on several hosts needs mpirun.\n",
+            ],
+        ),
+        ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "RUN"}, ["more seconds.\n"]),
+    ],
+)
 def test_a_rendezvous_that_times_out_quotes_what_it_believed(variables, words):
     run = secrets.token_hex(8)
     variables = {name: run if value == "RUN" else value for name, value in variables.items()}
@@ -252,7 +278,9 @@ def test_limits_that_are_too_low_are_named():
         assert code == 1 and "may map only 400 MiB of memory (`ulimit -v`), and a rank needs 640 MiB" in error
 
 
-AGAIN = JOIN + """
+AGAIN = (
+    JOIN
+    + """
 from pathlib import Path
 def count():
     maps = Path("/proc/self/maps").read_text()
@@ -277,6 +305,7 @@ for generation in range(30):
 assert count() == before and sys.excepthook is hook, (count(), before)
 say("done")
 """
+)
 
 
 def test_leave_and_join_again():
@@ -287,7 +316,9 @@ def test_leave_and_join_again():
     assert left_behind(ranks.run) == []
 
 
-MANY = PRELUDE + """
+MANY = (
+    PRELUDE
+    + """
 import funccoll as fc
 import funccoll.transports.shm.communicators as communicators
 import funccoll.transports.shm.memory_file as memory_file
@@ -309,6 +340,7 @@ def one_more_job():
 until_it_raises(one_more_mesh)
 until_it_raises(one_more_job)
 """
+)
 
 
 def test_limits_of_meshes_and_of_jobs_are_told_in_one_sentence():
@@ -323,7 +355,9 @@ def test_limits_of_meshes_and_of_jobs_are_told_in_one_sentence():
         ranks.end_well()
 
 
-STARTS = JOIN + """
+STARTS = (
+    JOIN
+    + """
 import subprocess
 joining = "from funccoll.job import job_context; job_context.init(); print('again', flush=True)"
 child = subprocess.run([sys.executable, "-c", joining], stderr=subprocess.PIPE, text=True)
@@ -335,6 +369,7 @@ subprocess.run([sys.executable, "-c", joining], stdout=subprocess.DEVNULL, check
 job_context.finalize()
 os.execv(sys.executable, [sys.executable, "-c", joining])
 """
+)
 
 
 def test_a_program_that_a_rank_starts_is_no_rank():

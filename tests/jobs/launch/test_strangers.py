@@ -133,6 +133,7 @@ def test_one_that_says_little_for_long_is_dropped(hearing, monkeypatch):
 def test_a_caller_hears_anything(words, first):
     """A rank's address may be answered by any process."""
     with socket.create_server(("127.0.0.1", 0)) as server:
+
         def answer():
             accepted, _ = server.accept()
             with accepted:
@@ -148,8 +149,9 @@ def test_a_caller_hears_anything(words, first):
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just("\ud800") | st.just(10**400),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3), max_leaves=5,
-)  # fmt: skip
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
 HELLO = {**installation(), "run": "run", "rank": 1, "world": 2, "arena": 64 << 30, "command": "python", "host": "h"}
 
 
@@ -236,9 +238,17 @@ tcp.ListeningSocket.__init__ = tell
 def test_a_job_begins_while_it_is_attacked(tmp_path):
     """1,500 connections that say nothing, words of all kinds, and a flood; the ranks may open 120 files."""
     garbage = [
-        *FRAMES, b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\0", b"\xff" * 9, b"\0\1\0\0" + b"x" * 70_000, tcp._MAGIC, KNOCK,
-        KNOCK + b"p" * 32, KNOCK + '{"proof": "é"}'.encode(), FRAMES[0] + FRAMES[1],
-    ]  # fmt: skip
+        *FRAMES,
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\0\0\0\0",
+        b"\xff" * 9,
+        b"\0\1\0\0" + b"x" * 70_000,
+        tcp._MAGIC,
+        KNOCK,
+        KNOCK + b"p" * 32,
+        KNOCK + '{"proof": "é"}'.encode(),
+        FRAMES[0] + FRAMES[1],
+    ]
     with HostRanks(PRELUDE + FEW_FILES + STAY_HOSTS, (0, 1, 2), tmp_path, [0, 1]) as ranks:
         ports = [ranks.line(rank) for rank in (0, 1)]
         with subprocess.Popen(

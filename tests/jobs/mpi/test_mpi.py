@@ -40,7 +40,14 @@ say("is fine")
 """
 TABLE = ("table", "gradients")
 OTHERS = (
-    "collectives", "forced", "programs", "staged", "staged in one segment", "in pieces", "data_parallel", "communication hooks",
+    "collectives",
+    "forced",
+    "programs",
+    "staged",
+    "staged in one segment",
+    "in pieces",
+    "data_parallel",
+    "communication hooks",
 )
 ORDERS = ("memory orders", "transformers")
 PATIENCE = 900.0
@@ -112,23 +119,33 @@ def leaving_out(*names: str) -> tuple[str, ...]:
 
 
 DEEP = [
-    *((mpi_vendors.VENDORS[number % 2], counts, share_of(TABLE, share))
-      for number, (counts, share) in enumerate(zip(TOPOLOGIES, SHARES, strict=True))),
-    ("openmpi", (2, 2), leaving_out("staged in one segment")), ("mpich", (2, 1), (*share_of(TABLE, "even"), *OTHERS)),
+    *(
+        (mpi_vendors.VENDORS[number % 2], counts, share_of(TABLE, share))
+        for number, (counts, share) in enumerate(zip(TOPOLOGIES, SHARES, strict=True))
+    ),
+    ("openmpi", (2, 2), leaving_out("staged in one segment")),
+    ("mpich", (2, 1), (*share_of(TABLE, "even"), *OTHERS)),
     ("openmpi", (1, 2, 1), leaving_out("staged", "data_parallel", "communication hooks")),
-    ("openmpi", (1, 1), ORDERS), ("mpich", (1, 2, 1), ORDERS), ("mpich", (1, 2), ("collectives",)),
-]  # fmt: skip
+    ("openmpi", (1, 1), ORDERS),
+    ("mpich", (1, 2, 1), ORDERS),
+    ("mpich", (1, 2), ("collectives",)),
+]
 EXHAUSTIVE = [
     *((vendor, counts, TABLE) for vendor in mpi_vendors.VENDORS for counts in (*TOPOLOGIES, (2, 1))),
     *((vendor, counts, OTHERS) for vendor in mpi_vendors.VENDORS for counts in ((2, 2), (1, 2, 1))),
-    ("mpich", (1, 1), OTHERS), ("mpich", (2,), ORDERS),
-]  # fmt: skip
+    ("mpich", (1, 1), OTHERS),
+    ("mpich", (2,), ORDERS),
+]
 
 
-@pytest.mark.parametrize(("vendor", "counts", "names"), [
-    *QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in DEEP),
-    *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in EXHAUSTIVE),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("vendor", "counts", "names"),
+    [
+        *QUICK,
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in DEEP),
+        *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in EXHAUSTIVE),
+    ],
+)
 def test_ranks_have_the_bits_of_virtual_devices(vendor, counts, names, tmp_path):
     compare(vendor, counts, names, tmp_path)
 
@@ -173,11 +190,20 @@ os.write(1, b"rank %d is fine\\n" % fc.rank())
 """
 
 
-@pytest.mark.parametrize(("vendor", "how", "steps"), [
-    ("mpich", "same", 300), *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        ("openmpi", "same", 300), ("mpich", "sizes", 3000), ("openmpi", "axes", 1000),
-    )),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("vendor", "how", "steps"),
+    [
+        ("mpich", "same", 300),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("openmpi", "same", 300),
+                ("mpich", "sizes", 3000),
+                ("openmpi", "axes", 1000),
+            )
+        ),
+    ],
+)
 def test_threads_get_their_own_messages(vendor, how, steps, tmp_path):
     """Two threads, each with a mesh of its own, or over other axes of one, run the same program at the same time."""
     (tmp_path / "threads.py").write_text(THREADS)

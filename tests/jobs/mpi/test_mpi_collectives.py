@@ -18,8 +18,10 @@ from tests.support import SUPPORT
 from tests.support.ranks import mpi_vendors, network_hosts
 from tests.support.ranks.network_hosts import NetworkHosts
 
-VENDORS = [pytest.param(v, marks=pytest.mark.skipif(bool(mpi_vendors.why_not(v)), reason=mpi_vendors.why_not(v)))
-           for v in mpi_vendors.VENDORS]  # fmt: skip
+VENDORS = [
+    pytest.param(v, marks=pytest.mark.skipif(bool(mpi_vendors.why_not(v)), reason=mpi_vendors.why_not(v)))
+    for v in mpi_vendors.VENDORS
+]
 CASES = str(SUPPORT / "cases/mpi_collective_cases.py")
 PATIENCE = 300
 
@@ -37,10 +39,14 @@ def on_one_host(vendor: str, count: int, call: str, file: str = CASES) -> str:
 MESHES = ({"d": 2}, "d"), ({"a": 2, "b": 2}, "a"), ({"d": 3}, "d"), ({"a": 2, "b": 2}, ("b", "a"))
 
 
-@pytest.mark.parametrize(("vendor", "axes", "axis"), [
-    pytest.param(*VENDORS[(number + other) % 2].values, *mesh, marks=[*VENDORS[(number + other) % 2].marks, mark])
-    for other, mark in enumerate((pytest.mark.slow, pytest.mark.exhaustive)) for number, mesh in enumerate(MESHES)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("vendor", "axes", "axis"),
+    [
+        pytest.param(*VENDORS[(number + other) % 2].values, *mesh, marks=[*VENDORS[(number + other) % 2].marks, mark])
+        for other, mark in enumerate((pytest.mark.slow, pytest.mark.exhaustive))
+        for number, mesh in enumerate(MESHES)
+    ],
+)
 def test_values_are_those_of_virtual_devices(vendor, axes, axis):
     ranks = int(np.prod(list(axes.values())))
     out = on_one_host(vendor, ranks, f"values({axes!r}, {axis!r})")
@@ -66,7 +72,7 @@ def test_programs_over_equal_meshes_from_pickles_share_communicators_of_mpi(vend
 @pytest.mark.slow
 def test_what_mpi_lacks_is_refused_when_it_is_compiled(vendor):
     out = on_one_host(vendor, 2, "refused()")
-    assert out.count("all_reduce: MPI cannot combine f16. Leave algorithm=\"mpi\" out, or name one of") == 2
+    assert out.count('all_reduce: MPI cannot combine f16. Leave algorithm="mpi" out, or name one of') == 2
     assert out.count("permute: MPI has no such collective. Leave") == 2
     assert out.count("mpi (native: not proved)") == 2
 
@@ -84,9 +90,14 @@ def told_of_decisions(vendor: str, call: str, **variables: str) -> None:
         assert re.search(r"the loop at mpi_collective_cases.py:\d+ \(loop\) ended after 3 iterations on rank 0, and", told)
 
 
-@pytest.mark.parametrize(("algorithm", "size"), [
-    (None, 4), pytest.param(None, 20000, marks=pytest.mark.slow), pytest.param("mpi", 4, marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("algorithm", "size"),
+    [
+        (None, 4),
+        pytest.param(None, 20000, marks=pytest.mark.slow),
+        pytest.param("mpi", 4, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("vendor", VENDORS[:1])
 def test_ranks_that_decide_differently_are_refused(vendor, algorithm, size):
     told_of_decisions(vendor, f"decides({algorithm!r}, {size})")
@@ -99,11 +110,18 @@ def test_a_mismatch_is_told_however_late_ranks_say_what_they_run(vendor, algorit
     told_of_decisions(vendor, f"answers_late({algorithm!r})", FUNCCOLL_TIMEOUT="30")
 
 
-@pytest.mark.parametrize(("vendor", "how", "algorithm"), [
-    (VENDORS[0].values[0], "axes", None),
-    *(pytest.param(vendor.values[0], how, algorithm, marks=[*vendor.marks, pytest.mark.slow])
-      for vendor in VENDORS for how in ("meshes", "axes", "late") for algorithm in (None, "mpi")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("vendor", "how", "algorithm"),
+    [
+        (VENDORS[0].values[0], "axes", None),
+        *(
+            pytest.param(vendor.values[0], how, algorithm, marks=[*vendor.marks, pytest.mark.slow])
+            for vendor in VENDORS
+            for how in ("meshes", "axes", "late")
+            for algorithm in (None, "mpi")
+        ),
+    ],
+)
 def test_ranks_of_different_hosts_that_wait_for_each_other_are_told(vendor, how, algorithm):
     """A rank that is only late is waited for, longer than until the others ask it."""
     ranks = {"axes": 4}.get(how, 2)
@@ -123,10 +141,17 @@ OVERTAKES = {
 }
 
 
-@pytest.mark.parametrize(("vendor", "how"), [
-    (VENDORS[0].values[0], "shorter"),
-    *(pytest.param(vendor.values[0], how, marks=[*vendor.marks, pytest.mark.slow]) for vendor in VENDORS for how in OVERTAKES),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("vendor", "how"),
+    [
+        (VENDORS[0].values[0], "shorter"),
+        *(
+            pytest.param(vendor.values[0], how, marks=[*vendor.marks, pytest.mark.slow])
+            for vendor in VENDORS
+            for how in OVERTAKES
+        ),
+    ],
+)
 def test_a_rank_that_leaves_out_a_call_is_told_although_the_root_has_gone_on(vendor, how):
     """The next collective of that kind is not taken for the one left out, and no rank waits for the timeout."""
     told = dict(re.findall(r"rank (\d): (.*)", on_one_host(vendor, 2, f"overtakes({how!r})")))

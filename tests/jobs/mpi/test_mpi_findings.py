@@ -74,11 +74,14 @@ def test_nothing_is_installed(monkeypatch, tmp_path):
     assert "transports" not in found
 
 
-@pytest.mark.parametrize(("said", "info", "words"), [
-    ("mpirun (Open MPI) 4.1.6", "mca:btl:tcp:version:1", ("mpirun ends the others, 0.3 s later", "warning")),
-    ("mpirun (Open MPI) 5.0.1", "mca:btl:tcp:version:1", ("this Open MPI has no ULFM: mpirun ends the others", "warning")),
-    ("mpirun (Open MPI) 5.0.1", "MPI extensions: ftmpi", ("the others live on and name it (ULFM, --with-ft ulfm)", "ok")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("said", "info", "words"),
+    [
+        ("mpirun (Open MPI) 4.1.6", "mca:btl:tcp:version:1", ("mpirun ends the others, 0.3 s later", "warning")),
+        ("mpirun (Open MPI) 5.0.1", "mca:btl:tcp:version:1", ("this Open MPI has no ULFM: mpirun ends the others", "warning")),
+        ("mpirun (Open MPI) 5.0.1", "MPI extensions: ftmpi", ("the others live on and name it (ULFM, --with-ft ulfm)", "ok")),
+    ],
+)
 def test_open_mpi_with_and_without_ulfm(said, info, words, monkeypatch, tmp_path):
     script(tmp_path, "ompi_info", f"echo '{info}'")
     found = findings(monkeypatch, script(tmp_path, "mpirun", f"echo '{said}'"))
@@ -112,8 +115,10 @@ def test_links(monkeypatch, tmp_path):
     monkeypatch.setattr(mpi_findings.socket, "if_nameindex", lambda: list(enumerate(["lo", "eth0", "ib0", "off", "gone"])))
     found = {name: value for name, (value, _, _) in findings(monkeypatch, {}).items() if name.startswith("link")}
     assert found == {
-        "link eth0": "up, 10 Gbit/s", "link ib0": "up, rate not known", "link gone": "state not known, rate not known",
-    }  # fmt: skip
+        "link eth0": "up, 10 Gbit/s",
+        "link ib0": "up, rate not known",
+        "link gone": "state not known, rate not known",
+    }
 
 
 def test_the_page_has_them():

@@ -30,7 +30,9 @@ def sure(condition, seconds=120.0):
             raise TimeoutError("never")
         time.sleep(0.001)
 """
-JOIN = PRELUDE + """
+JOIN = (
+    PRELUDE
+    + """
 import funccoll as fc
 from funccoll.job import job_context
 w = fc.init()
@@ -40,6 +42,7 @@ def others_failure():
     sure(lambda: w.watch.failure([1]))
     return w.watch.failure([1])
 """
+)
 
 
 def installed(vendor):
@@ -74,10 +77,14 @@ def run(vendor, n, script, tmp_path, options=(), arguments=(), **variables):
     environment = {"FUNCCOLL_TRANSPORT": "mpi", "OMP_NUM_THREADS": "1", **variables}
     more = ["--oversubscribe"] if vendor == "openmpi" else []
     done = subprocess.run(
-        [mpi_vendors.mpirun(vendor).path, *more, *options, "-n", str(n), sys.executable, str(file), *arguments], cwd=tmp_path,
-        env={**mpi_vendors.variables(vendor), **environment}, capture_output=True, text=True, timeout=PATIENCE,
+        [mpi_vendors.mpirun(vendor).path, *more, *options, "-n", str(n), sys.executable, str(file), *arguments],
+        cwd=tmp_path,
+        env={**mpi_vendors.variables(vendor), **environment},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
         restore_signals=False,
-    )  # fmt: skip
+    )
     # MPICH's mpirun writes to stdout, too, where it has killed a process before that has ended by itself.
     theirs = r"\n=+\n=   BAD TERMINATION .*?\nYOUR APPLICATION TERMINATED [^\n]*\n(This typically [^\n]*\n[^\n]*\n)?"
     return done.returncode, sorted(re.sub(theirs, "", done.stdout, flags=re.DOTALL).splitlines()), done.stderr
@@ -90,7 +97,9 @@ def ran_well(*arguments, **variables):
 
 
 def test_every_process_is_a_host_of_its_own(one_vendor, tmp_path):
-    script = JOIN + """
+    script = (
+        JOIN
+        + """
 from mpi4py import MPI
 assert MPI.Query_thread() == MPI.THREAD_MULTIPLE
 theirs, ours = MPI.COMM_WORLD, w.transport.communicator
@@ -99,6 +108,7 @@ assert w.watch.ask(1 - rank if rank < 2 else 0, {"kind": "where"}, 60)["text"]
 theirs.Barrier()  # one that has left does not answer
 say(rank, w.hosts, w.transport.name, w.transport.heap.size > 3 * w.transport.heap.arena)
 """
+    )
     assert ran_well(one_vendor, 3, script, tmp_path) == [f"{r} (0, 1, 2) mpi False" for r in range(3)]
 
 
@@ -107,13 +117,19 @@ def test_a_job_on_one_host_needs_no_mpi(one_vendor, tmp_path):
     assert ran_well(one_vendor, 2, script, tmp_path, FUNCCOLL_TRANSPORT="") == ["0 (0, 0) shm", "1 (0, 0) shm"]
 
 
-@pytest.mark.parametrize("begin", [
-    "from mpi4py import MPI\n",
-    pytest.param("import mpi4py\nmpi4py.rc.initialize = False\nfrom mpi4py import MPI\n", marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "begin",
+    [
+        "from mpi4py import MPI\n",
+        pytest.param("import mpi4py\nmpi4py.rc.initialize = False\nfrom mpi4py import MPI\n", marks=pytest.mark.slow),
+    ],
+)
 def test_a_program_that_uses_mpi_itself(one_vendor, begin, tmp_path):
     """Its messages and ours do not meet, also those that any process may send with any tag."""
-    script = begin + JOIN + """
+    script = (
+        begin
+        + JOIN
+        + """
 from mpi4py import MPI
 comm = MPI.COMM_WORLD
 if rank == 0:
@@ -126,13 +142,16 @@ if rank == 1:
     assert comm.recv(source=MPI.ANY_SOURCE, tag=MPI.ANY_TAG) == "theirs"
 say(rank, "is fine")
 """
+    )
     assert ran_well(one_vendor, 2, script, tmp_path) == ["0 is fine", "1 is fine"]
 
 
 @pytest.mark.slow
 def test_mpi_is_finalized_when_all_have_left(one_vendor, tmp_path):
     """A rank that leaves early waits for the others; the others hear at once that it has left."""
-    script = JOIN + """
+    script = (
+        JOIN
+        + """
 import atexit
 from mpi4py import MPI
 @atexit.register  # before funccoll's functions are called
@@ -143,19 +162,23 @@ if rank == 1:
 say(rank, "hears that", others_failure())
 assert not MPI.Is_finalized()
 """
+    )
     # The failure is no error of the others' here, so that all end well.
     left = "rank 1 left the job: its program ended, or called fc.finalize()"
     expected = [*(f"{r} hears that {left}" for r in (0, 2)), *(f"{r} ends" for r in range(3))]
     assert ran_well(one_vendor, 3, script, tmp_path) == sorted(expected)
 
 
-FAILS = JOIN + """
+FAILS = (
+    JOIN
+    + """
 if rank == 1:
     FAIL
 failure = others_failure()
 say(rank, failure.kind, failure.rank)
 raise failure.error()
 """
+)
 
 
 def test_an_exception_is_told_and_mpi_is_not_finalized(one_vendor, tmp_path):
@@ -180,7 +203,8 @@ def test_a_killed_rank_under_open_mpi(tmp_path):
         assert errors.count("PeerFailure: rank 1 died without a word") == 2, errors
 
 
-BEGUN_DIFFERENTLY = """
+BEGUN_DIFFERENTLY = (
+    """
 import atexit, os, sys
 how = sys.argv[1:][int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")))]
 if how != "fc":
@@ -191,7 +215,9 @@ if how != "fc":
     def last():
         assert how == "mpi4py" or MPI.Is_finalized()
         MPI.Is_finalized() or MPI.COMM_WORLD.Get_name()
-""" + JOIN + """
+"""
+    + JOIN
+    + """
 job_context.finalize()
 w = fc.init()
 say(rank, "is fine")
@@ -199,13 +225,20 @@ if how == "program":
     job_context.finalize()
     MPI.Finalize()
 """
+)
 
 
-@pytest.mark.parametrize("how", [
-    ["mpi4py", "fc", "program"],
-    pytest.param(["fc", "mpi4py"], marks=pytest.mark.slow), pytest.param(["program", "mpi4py"], marks=pytest.mark.slow),
-    pytest.param(["mpi4py", "fc", "fc"], marks=pytest.mark.slow), pytest.param(["fc", "program"], marks=pytest.mark.slow),
-], ids="-".join)  # fmt: skip
+@pytest.mark.parametrize(
+    "how",
+    [
+        ["mpi4py", "fc", "program"],
+        pytest.param(["fc", "mpi4py"], marks=pytest.mark.slow),
+        pytest.param(["program", "mpi4py"], marks=pytest.mark.slow),
+        pytest.param(["mpi4py", "fc", "fc"], marks=pytest.mark.slow),
+        pytest.param(["fc", "program"], marks=pytest.mark.slow),
+    ],
+    ids="-".join,
+)
 def test_ranks_that_begin_mpi_differently_end_well(one_vendor, how, tmp_path):
     """Some have imported mpi4py.MPI before fc.init, which then finalizes MPI there; some finalize it themselves."""
     lines = ran_well(one_vendor, len(how), BEGUN_DIFFERENTLY, tmp_path, arguments=how)
@@ -215,12 +248,15 @@ def test_ranks_that_begin_mpi_differently_end_well(one_vendor, how, tmp_path):
 @pytest.mark.slow
 def test_ranks_that_begin_mpi_differently_and_fail(one_vendor, tmp_path):
     """The rank that has left does not wait for ever for one that will not finalize MPI."""
-    script = BEGUN_DIFFERENTLY + """
+    script = (
+        BEGUN_DIFFERENTLY
+        + """
 if rank == 0:
     sys.exit()
 sure(lambda: w.watch.failure([0]))
 raise ValueError("the loss is nan")
 """
+    )
     code, _, errors = run(one_vendor, 2, script, tmp_path, arguments=["mpi4py", "fc"])
     assert code != 0 and "ValueError: the loss is nan" in errors, errors
 
@@ -237,13 +273,17 @@ def last():
 @pytest.mark.slow
 def test_a_failure_where_mpi4py_would_finalize(one_vendor, tmp_path):
     """It would wait for rank 1, which is stopped. All functions for Python's end are called before, and its exit code stays."""
-    script = OWN_MPI + JOIN + """
+    script = (
+        OWN_MPI
+        + JOIN
+        + """
 from funccoll.job.failure import Failure
 if rank == 1:
     os.kill(os.getpid(), 19)
 w.watch._record(Failure(1, "unreachable"))
 raise w.watch.failure().error()
 """
+    )
     code, _, errors = run(one_vendor, 3, script, tmp_path)
     assert code in (9, PEER_FAILURE_EXIT_CODE) and "PeerFailure: rank 1's host does not answer" in errors, errors
     assert "ends" in errors
@@ -255,19 +295,24 @@ raise w.watch.failure().error()
 @pytest.mark.slow
 def test_a_rank_that_ends_before_mpi_begins(vendor, tmp_path):
     """The others are in MPI's initialization, in C, which mpi4py calls with Python's lock."""
-    script = PRELUDE + """
+    script = (
+        PRELUDE
+        + """
 if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "1":
     sys.exit()
 import funccoll as fc
 fc.init(rendezvous_timeout=1)
 """
+    )
     code, _, errors = run(vendor, 3, script, tmp_path)
     assert code != 0 and "not all 3 processes have begun MPI within 1 s. Look for an error of another one above" in errors
 
 
 @pytest.mark.slow
 def test_ranks_that_do_not_come_are_named(one_vendor, tmp_path):
-    script = PRELUDE + """
+    script = (
+        PRELUDE
+        + """
 import funccoll as fc
 from mpi4py import MPI
 if MPI.COMM_WORLD.rank == 2:
@@ -278,17 +323,24 @@ except fc.errors.RendezvousError as error:
     say(str(error).partition(" (run")[0])
     MPI.COMM_WORLD.Barrier() if MPI.COMM_WORLD.rank else time.sleep(1), os._exit(7)
 """
+    )
     _, lines, errors = run(one_vendor, 3, script, tmp_path)
     assert "rank 2 of 3 did not come within 2 s" in lines, errors
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("vendor", "number", "says"), [
-    ("openmpi", 9, "RendezvousError: rank 1 ended before the job could begin"),
-    ("openmpi", 19, "all ranks came, and not all were ready in time"), ("mpich", 19, "all ranks came, and not all were ready"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("vendor", "number", "says"),
+    [
+        ("openmpi", 9, "RendezvousError: rank 1 ended before the job could begin"),
+        ("openmpi", 19, "all ranks came, and not all were ready in time"),
+        ("mpich", 19, "all ranks came, and not all were ready"),
+    ],
+)
 def test_a_rank_that_ends_or_stops_while_the_communicator_is_made(vendor, number, says, tmp_path):
-    script = PRELUDE + f"""
+    script = (
+        PRELUDE
+        + f"""
 import funccoll as fc
 from funccoll.transports.mpi import mpi_transport
 def end(self, check):
@@ -297,6 +349,7 @@ if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "1":
     mpi_transport._Mpi.begin = end
 fc.init(rendezvous_timeout=5)
 """
+    )
     options = ["--with-ft", "ulfm"] if number == 9 else []  # or mpirun would kill the others
     code, _, errors = run(installed(vendor), 3, script, tmp_path, options)
     assert code != 0 and says in errors, errors
@@ -318,7 +371,7 @@ def refused(vendor, script, before="", **variables):
     launched = {
         "openmpi": {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_MCA_ess_base_jobid": "7"},
         "mpich": {"PMI_SIZE": "2", "PMI_RANK": "0"},
-    }  # fmt: skip
+    }
     ours = dict.fromkeys(("FUNCCOLL_RANK", "FUNCCOLL_WORLD_SIZE", "FUNCCOLL_RUN_ID"), "")
     environment = {**mpi_vendors.variables(vendor), **ours, "FUNCCOLL_TRANSPORT": "mpi", **variables}
     given = f"import os\nos.environ.update({launched[vendor]!r})\n"

@@ -105,12 +105,21 @@ def test_nothing_is_left_by_a_test_that_is_killed(mark):
     test.stdin.close(), test.stdout.close()
 
 
-@pytest.mark.parametrize(("vendor", "names"), [
-    ("openmpi", ()), ("mpich", ()),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in [
-        ("mpich", ("same", "same")), ("openmpi", ("Node-1.Cluster_x", "1")), ("mpich", ("Node-1.Cluster_x", "1")),
-    ]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("vendor", "names"),
+    [
+        ("openmpi", ()),
+        ("mpich", ()),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                ("mpich", ("same", "same")),
+                ("openmpi", ("Node-1.Cluster_x", "1")),
+                ("mpich", ("Node-1.Cluster_x", "1")),
+            ]
+        ),
+    ],
+)
 def test_mpirun_over_hosts(vendor, names):
     """(mpirun of Open MPI itself does not start on hosts whose names are equal up to the first dot.)"""
     with NetworkHosts(2, names) as hosts:

@@ -39,11 +39,20 @@ def simulated(hosts: tuple[int, ...], inside: HostParameters, network: NetworkPa
     return found
 
 
-@pytest.mark.parametrize(("hosts", "alpha", "beta", "start"), [
-    ((0, 0, 1, 1), 5e-6, 1e-9, 1e-7), *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        ((0, 1), 3e-5, 8e-9, 2e-6), ((0, 0, 0, 1), 1e-3, 1e-7, 5e-5), ((0, 1, 2, 0), 3e-5, 8e-9, 0.0),
-    )),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("hosts", "alpha", "beta", "start"),
+    [
+        ((0, 0, 1, 1), 5e-6, 1e-9, 1e-7),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ((0, 1), 3e-5, 8e-9, 2e-6),
+                ((0, 0, 0, 1), 1e-3, 1e-7, 5e-5),
+                ((0, 1, 2, 0), 3e-5, 8e-9, 0.0),
+            )
+        ),
+    ],
+)
 def test_the_fit_finds_the_parameters_that_made_the_times(hosts, alpha, beta, start):
     count, ranks_per_host = 1 + max(hosts), max(map(hosts.count, hosts))
     network = NetworkParameters(count, ranks_per_host, start, alpha, beta)

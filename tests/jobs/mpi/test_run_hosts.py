@@ -29,22 +29,25 @@ WARNING = re.compile(r"\[head:\d+\] plm:ssh: Warning: setpgid.*\n")  # Open MPI'
 # ---------------------------------------------------------------- what it is told
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    (["--hosts", "a:4,b"], "'b' is not a host with its number of processes: write --hosts a:4,b:4"),
-    (["--hosts", "a:four"], "'a:four' is not a host with its number"),
-    (["--hosts", "a:0"], "'a:0' is not a host with its number"),
-    (["--hosts", "a:-1"], "'a:-1' is not a host with its number"),
-    (["--hosts", "a:2,,b:2"], "'' is not a host with its number"),
-    (["--hosts", "a:2, b:1,a:1"], "host a is given twice: write it once, with all its processes"),
-    (["--hosts", "a:2", "-n", "2"], "either -n N for processes of this host, or --hosts a:4,b:4"),
-    ([], "either -n N for processes of this host, or --hosts a:4,b:4"),
-    (["-n", "2", "-x", "NAME"], "--launcher-agent and -x are for --hosts"),
-    (["-n", "2", "--launcher-agent", "rsh"], "--launcher-agent and -x are for --hosts"),
-    (["--hosts", "a:1", "--timeout", "0"], "-n and --timeout must be positive"),
-    (["--hosts", "a:1", "-x", "=value"], "-x =value names no variable: write -x NAME or -x NAME=value"),
-    (["--hosts", "a:1", "-x", "NOT_SET"], "-x NOT_SET passes a variable on that is not set here"),
-    (["--hosts", "a:1", "--", "echo", ":"], "mpirun would end the program's words at ':'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--hosts", "a:4,b"], "'b' is not a host with its number of processes: write --hosts a:4,b:4"),
+        (["--hosts", "a:four"], "'a:four' is not a host with its number"),
+        (["--hosts", "a:0"], "'a:0' is not a host with its number"),
+        (["--hosts", "a:-1"], "'a:-1' is not a host with its number"),
+        (["--hosts", "a:2,,b:2"], "'' is not a host with its number"),
+        (["--hosts", "a:2, b:1,a:1"], "host a is given twice: write it once, with all its processes"),
+        (["--hosts", "a:2", "-n", "2"], "either -n N for processes of this host, or --hosts a:4,b:4"),
+        ([], "either -n N for processes of this host, or --hosts a:4,b:4"),
+        (["-n", "2", "-x", "NAME"], "--launcher-agent and -x are for --hosts"),
+        (["-n", "2", "--launcher-agent", "rsh"], "--launcher-agent and -x are for --hosts"),
+        (["--hosts", "a:1", "--timeout", "0"], "-n and --timeout must be positive"),
+        (["--hosts", "a:1", "-x", "=value"], "-x =value names no variable: write -x NAME or -x NAME=value"),
+        (["--hosts", "a:1", "-x", "NOT_SET"], "-x NOT_SET passes a variable on that is not set here"),
+        (["--hosts", "a:1", "--", "echo", ":"], "mpirun would end the program's words at ':'"),
+    ],
+)
 def test_arguments_that_make_no_sense(arguments, words, capsys):
     with pytest.raises(SystemExit, match="2"):
         sys.exit(run_command.main([*arguments, "--", "true"]))
@@ -55,11 +58,17 @@ def test_hosts_are_parsed():
     assert parse_hosts("a:4, b.cluster:2,10.77.0.1:1") == [("a", 4), ("b.cluster", 2), ("10.77.0.1", 1)]
 
 
-@pytest.mark.parametrize(("said", "words"), [
-    ("", "there is no mpirun in PATH. --hosts needs Open MPI or MPICH on every host, and mpi4py"),
-    ("echo Another MPI 3.1", "is neither Open MPI's nor MPICH's: it says 'Another MPI 3.1'. Start the job with it yourself"),
-    ("sleep 1000", "there is no mpirun in PATH"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("", "there is no mpirun in PATH. --hosts needs Open MPI or MPICH on every host, and mpi4py"),
+        (
+            "echo Another MPI 3.1",
+            "is neither Open MPI's nor MPICH's: it says 'Another MPI 3.1'. Start the job with it yourself",
+        ),
+        ("sleep 1000", "there is no mpirun in PATH"),
+    ],
+)
 def test_an_mpirun_that_is_missing_or_unknown(said, words, tmp_path, monkeypatch, capsys):
     if said:
         (tmp_path / "mpirun").write_text(f"#!/bin/sh\n{said}\n")
@@ -98,11 +107,16 @@ RAISED = """report 1 '"kind": "raised", "cause": null, "error": "ValueError: eno
 FOLLOWED = """report 2 '"kind": "followed", "cause": 1, "error": "funccoll.PeerFailure: rank 1%s", "where": "x.py:7"'\n"""
 
 
-@pytest.mark.parametrize(("lines", "grace", "words"), [
-    ("exec sleep 1000", "0.1", "mpirun had to be stopped"), ("exec sleep 1000", "0", "mpirun had to be stopped"),
-    ("exit 3", "1000", "mpirun exited with code 3"), ("", "1000", "mpirun exited with code 0"),
-    ("kill $$", "1000", "mpirun was killed by signal 15"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("lines", "grace", "words"),
+    [
+        ("exec sleep 1000", "0.1", "mpirun had to be stopped"),
+        ("exec sleep 1000", "0", "mpirun had to be stopped"),
+        ("exit 3", "1000", "mpirun exited with code 3"),
+        ("", "1000", "mpirun exited with code 0"),
+        ("kill $$", "1000", "mpirun was killed by signal 15"),
+    ],
+)
 def test_an_mpirun_that_stays_when_a_rank_has_failed_is_stopped(lines, grace, words, job_of):
     found, _, err = job_of(RAISED + lines, "--grace", grace)
     words = rf"funccoll run: rank 1 raised ValueError: enough at x.py:3 \({words}\), after [\d.]+ s\.\n"
@@ -114,13 +128,21 @@ def test_an_mpirun_that_writes_to_what_has_ended_goes_on(job_of):
     assert found == 0 and not err
 
 
-@pytest.mark.parametrize(("heard", "words"), [
-    (" died without a word: it was killed (out of memory, a signal), or crashed.",
-     "died without a word (it was killed, or crashed) while rank 2 still called collectives"),
-    (" left the job: its program ended.", "left the job while rank 2 still called collectives"),
-    ("'s host does not answer any more.", "was lost with its host, which does not answer any more, while rank 2 still called"),
-    (" is not known.", "ended while rank 2 still called collectives"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("heard", "words"),
+    [
+        (
+            " died without a word: it was killed (out of memory, a signal), or crashed.",
+            "died without a word (it was killed, or crashed) while rank 2 still called collectives",
+        ),
+        (" left the job: its program ended.", "left the job while rank 2 still called collectives"),
+        (
+            "'s host does not answer any more.",
+            "was lost with its host, which does not answer any more, while rank 2 still called",
+        ),
+        (" is not known.", "ended while rank 2 still called collectives"),
+    ],
+)
 def test_a_rank_without_last_words(heard, words, job_of):
     found, _, err = job_of(FOLLOWED.replace("%s", heard.replace("'", "'\\''")) + "exit 9")
     assert found == 9 and err.startswith(f"funccoll run: rank 1 {words}") and "at x.py:7 (mpirun exited with code 9)" in err
@@ -151,14 +173,47 @@ def test_commands_of_both():
     hosts, variables = [("a", 4), ("b", 2)], {"PATH": None, "ONE": "1 2"}
     for version, options in (("5.0.11", ["--with-ft", "ulfm"]), ("4.1.6", [])):
         assert Mpirun("/bin/mpirun", "Open MPI", version).command(hosts, ["x"], variables, "core", "agent") == [
-            "/bin/mpirun", "--host", "a:4,b:2", "--bind-to", "core", "--tag-output", *options,
-            "--mca", "plm_rsh_agent", "agent", "-x", "PATH", "-x", "ONE=1 2", "-n", "6", "x",
-        ]  # fmt: skip
+            "/bin/mpirun",
+            "--host",
+            "a:4,b:2",
+            "--bind-to",
+            "core",
+            "--tag-output",
+            *options,
+            "--mca",
+            "plm_rsh_agent",
+            "agent",
+            "-x",
+            "PATH",
+            "-x",
+            "ONE=1 2",
+            "-n",
+            "6",
+            "x",
+        ]
     assert "core" in Mpirun("/bin/mpirun", "MPICH", "5.0.2", "word").command(hosts, ["x"], {}, "core:overload-allowed")
     assert Mpirun("/bin/mpirun", "MPICH", "5.0.2", "word").command(hosts, ["x"], variables, agent="agent") == [
-        "/bin/mpirun", "-hosts", "a:4,b:2", "-bind-to", "none", "-prepend-pattern", "[rank %r word] ", "-disable-auto-cleanup",
-        "-launcher", "ssh", "-launcher-exec", "agent", "-genv", "ONE", "1 2", "-genvlist", "PATH", "-n", "6", "x",
-    ]  # fmt: skip
+        "/bin/mpirun",
+        "-hosts",
+        "a:4,b:2",
+        "-bind-to",
+        "none",
+        "-prepend-pattern",
+        "[rank %r word] ",
+        "-disable-auto-cleanup",
+        "-launcher",
+        "ssh",
+        "-launcher-exec",
+        "agent",
+        "-genv",
+        "ONE",
+        "1 2",
+        "-genvlist",
+        "PATH",
+        "-n",
+        "6",
+        "x",
+    ]
 
 
 @BOTH
@@ -169,13 +224,16 @@ def test_versions_are_found(vendor):
     assert found.vendor == {"openmpi": "Open MPI", "mpich": "MPICH"}[vendor] and re.fullmatch(r"\d+\.\d+\.\d+", found.version)
 
 
-@pytest.mark.parametrize(("given", "options", "said", "not_said"), [
-    ({}, [], ["NO_COLOR 1", "TERM dumb", "TTY_INTERACTIVE 0"], ["FORCE_COLOR"]),
-    ({"FORCE_COLOR": "1"}, [], ["TTY_INTERACTIVE 0"], ["NO_COLOR", "TERM", "FORCE_COLOR 1"]),
-    ({"OTHER": "1"}, ["-x", "FORCE_COLOR=1", "-x", "TERM=vt100"], ["FORCE_COLOR 1", "TERM vt100"], ["NO_COLOR", "OTHER"]),
-    ({}, ["-x", "OMP_NUM_THREADS=3"], ["OMP_NUM_THREADS 3"], ["MKL_NUM_THREADS"]),
-    ({}, ["-x", "PYTHONUNBUFFERED="], [], ["PYTHONUNBUFFERED 1"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "options", "said", "not_said"),
+    [
+        ({}, [], ["NO_COLOR 1", "TERM dumb", "TTY_INTERACTIVE 0"], ["FORCE_COLOR"]),
+        ({"FORCE_COLOR": "1"}, [], ["TTY_INTERACTIVE 0"], ["NO_COLOR", "TERM", "FORCE_COLOR 1"]),
+        ({"OTHER": "1"}, ["-x", "FORCE_COLOR=1", "-x", "TERM=vt100"], ["FORCE_COLOR 1", "TERM vt100"], ["NO_COLOR", "OTHER"]),
+        ({}, ["-x", "OMP_NUM_THREADS=3"], ["OMP_NUM_THREADS 3"], ["MKL_NUM_THREADS"]),
+        ({}, ["-x", "PYTHONUNBUFFERED="], [], ["PYTHONUNBUFFERED 1"]),
+    ],
+)
 def test_the_environment_beside_what_is_passed_on(given, options, said, not_said, job_of, monkeypatch):
     """stdout is not a terminal here; a variable that the user has set stays as it is."""
     for name in ("NO_COLOR", "FORCE_COLOR", "TTY_INTERACTIVE", "PYTHONUNBUFFERED", "OMP_NUM_THREADS"):
@@ -191,8 +249,9 @@ def test_the_environment_that_is_passed_on():
         ["PATH", "PYTHONPATH", "PYTHONUNBUFFERED", "FUNCCOLL_TIMEOUT", "OMP_NUM_THREADS", "LC_ALL", "UCX_TLS"]
         + ["NPY_DISABLE_CPU_FEATURES", "MPICH_ASYNC_PROGRESS", "MPIR_CVAR_POLLS_BEFORE_YIELD", "I_MPI_FABRICS", "HYDRA_IFACE"]
         + ["HOME", "TMPDIR", "SECRET", "FUNCCOLL_RANK", "FUNCCOLL_REPORTS", "PMI_RANK", "HOSTNAME", "XPATH", "TERM"]
-        + ["MPICH_INTERFACE_HOSTNAME"], "value",
-    )  # fmt: skip
+        + ["MPICH_INTERFACE_HOSTNAME"],
+        "value",
+    )
     found = passed_on(environment, ["SECRET", "NEW=a=b", "EMPTY="])
     assert found == {**dict.fromkeys(sorted(list(environment)[:12])), "SECRET": None, "NEW": "a=b", "EMPTY": ""}
 
@@ -270,13 +329,16 @@ def code(text, tmp_path):
 
 @BOTH
 def test_output_and_environment(vendor, tmp_path):
-    script = code("""
+    script = code(
+        """
 sys.stdout.write("hel")
 print("lo", rank, os.uname().nodename, sys.argv[1:], os.getcwd(), os.environ["MINE"], os.environ["FUNCCOLL_TIMEOUT"])
 print("error of", rank, file=sys.stderr)
 if sys.argv[-1] == "mpich":  # with Open MPI 5.0.11, standard input never ends on another host than mpirun's
     print(repr(sys.stdin.read()) if rank == 0 else "")
-""", tmp_path)  # fmt: skip
+""",
+        tmp_path,
+    )
     variables = {"MINE": "a b", "FUNCCOLL_TIMEOUT": "77", "OTHER": "x"}
     found, out, err, said = run(vendor, (1, 2), "-x", "MINE", script, "x y", vendor, stdin="given", **variables)
     assert found == 0, err
@@ -301,7 +363,8 @@ def test_exit_codes(vendor, tmp_path):
 @pytest.mark.slow
 def test_the_first_failure_is_named(vendor, tmp_path):
     """(On one host, where today's jobs run.)"""
-    script = code("""
+    script = code(
+        """
 import numpy as np
 import funccoll as fc
 mesh = fc.make_mesh({"d": 2})
@@ -310,7 +373,9 @@ step(np.ones(2))
 if fc.rank() == 1:
     raise ValueError("rank 1 has had enough")
 step(np.ones(2))
-""", tmp_path)  # fmt: skip
+""",
+        tmp_path,
+    )
     found, _, err, _ = run(vendor, (2,), script)
     assert found == 1
     words = r"^funccoll run: rank 1 raised ValueError: rank 1 has had enough at script.py:10 \(<module>\) \(mpirun exited"
@@ -324,7 +389,8 @@ step(np.ones(2))
 @pytest.mark.parametrize("how", ["sleeps", "stops"])
 def test_a_rank_that_stays_is_stopped(vendor, how, tmp_path):
     """(MPICH's mpirun goes on while any rank does.)"""
-    script = code(f"""
+    script = code(
+        f"""
 import signal, time
 import numpy as np
 import funccoll as fc
@@ -336,7 +402,9 @@ if {how!r} == "stops":
 if fc.rank() == 1:
     raise ValueError("enough")
 time.sleep(1000)
-""", tmp_path)  # fmt: skip
+""",
+        tmp_path,
+    )
     found, _, err, _ = run(vendor, (1, 1), "--grace", "1", script)
     words = "raised ValueError: enough" if how == "sleeps" else "did not come to a collective of rank 0 in time"
     assert found == 1 and f"funccoll run: rank 1 {words} at script.py" in err, err

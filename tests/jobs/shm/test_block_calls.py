@@ -43,6 +43,8 @@ def test_a_group_reads_nothing_of_an_array_that_does_not_fit(native, nbytes):
     size = nbytes // 4
     assert none == [] and told == [
         *(f"all_reduce was called with {n} arrays, and was compiled for 2. Pass as many." for n in (0, 1, 3)),
-        *(f"argument 1 of {kind} is {what}, and the call was compiled for f32[{size}]. Pass an array of that dtype and size."
-          for what in ("of type NoneType", f"f32[{size - 1}]", f"f64[{size}]", f"i32[{size}]")),
-    ]  # fmt: skip
+        *(
+            f"argument 1 of {kind} is {what}, and the call was compiled for f32[{size}]. Pass an array of that dtype and size."
+            for what in ("of type NoneType", f"f32[{size - 1}]", f"f64[{size}]", f"i32[{size}]")
+        ),
+    ]

@@ -21,10 +21,13 @@ RUNS = [(2, 2048), (3, 0), (4, 2048), (4, 0)]
 """(ranks, bytes from which on they share results)"""
 
 
-@pytest.mark.parametrize(("n", "share_from", "calls"), [
-    *(pytest.param(*run, FEW, marks=pytest.mark.slow) for run in RUNS),
-    *(pytest.param(*run, MANY, marks=pytest.mark.exhaustive) for run in RUNS),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("n", "share_from", "calls"),
+    [
+        *(pytest.param(*run, FEW, marks=pytest.mark.slow) for run in RUNS),
+        *(pytest.param(*run, MANY, marks=pytest.mark.exhaustive) for run in RUNS),
+    ],
+)
 def test_many_random_calls_in_c_and_in_python(n, share_from, calls):
     seed = str(n + share_from)
     command = [sys.executable, "-m", call_fuzz.__name__, "--calls", str(calls), "--ranks", str(n), "--seed", seed]

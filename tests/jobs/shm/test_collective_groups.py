@@ -16,9 +16,13 @@ def test_what_sits_together_is_one_call(n):
     assert launch(cases.grouping, n) == [[1, 1, 1, 2]] * n
 
 
-@pytest.mark.parametrize(("n", "non_temporal"), [
-    (2, 0), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((2, 9), (3, 0))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("n", "non_temporal"),
+    [
+        (2, 0),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((2, 9), (3, 0))),
+    ],
+)
 def test_large_arrays(n, non_temporal):
     launch(cases.large, n, non_temporal)
 

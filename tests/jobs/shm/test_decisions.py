@@ -18,10 +18,14 @@ ERROR = re.compile(
 """An error of a rank that compares, or of one that waits in a loop for a root which has compared."""
 
 
-@pytest.mark.parametrize(("name", "size"), [
-    pytest.param(name, size, marks=() if (name, size) in QUICK else pytest.mark.slow)
-    for name in cases.CASES for size in (4, 20000)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        pytest.param(name, size, marks=() if (name, size) in QUICK else pytest.mark.slow)
+        for name in cases.CASES
+        for size in (4, 20000)
+    ],
+)
 def test_ranks_that_decide_differently_are_refused(name, size):
     wanted = re.escape(cases.CASES[name][2]).replace("cases\\.py", r"cases\.py:\d+")
     for went, told in launch(cases.differs, 2, name, size):

@@ -16,10 +16,17 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "count"), [
-    ("collectives", 2), ("staged", 3), ("staged in one segment", 2), ("programs", 3), ("forced", 4),
-    *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in (("collectives", 3), ("staged", 2), ("staged", 4))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("collectives", 2),
+        ("staged", 3),
+        ("staged in one segment", 2),
+        ("programs", 3),
+        ("forced", 4),
+        *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in (("collectives", 3), ("staged", 2), ("staged", 4))),
+    ],
+)
 def test_what_is_read_directly_has_the_bits_of_virtual_devices(name, count, tmp_path, monkeypatch):
     process_cases.record(name, count, tmp_path / "record")
     monkeypatch.setenv("FUNCCOLL_CHECK", "")
@@ -53,13 +60,14 @@ def test_a_rank_can_switch_it_off(monkeypatch):
 def test_the_choice_is_told_in_words():
     (said, _) = launch(direct_read_cases.told, 2)
     assert said == [
-        f"NumPy, one operation after the other, and native collectives; of NumPy arguments {how} staged" for how in (
+        f"NumPy, one operation after the other, and native collectives; of NumPy arguments {how} staged"
+        for how in (
             "peers read those of all_to_all, permute, scatter from 64 KiB on directly, others are",
             "peers read those of all_to_all, permute, scatter from 64 KiB on and of all_reduce, reduce_scatter from 1 MiB on "
             "directly, others are",
             "they are",
         )
-    ]  # fmt: skip
+    ]
 
 
 def test_the_doctor_tries_it(monkeypatch):
@@ -80,13 +88,16 @@ def failing(what: str) -> Ranks:
     return Ranks(script, range(2), imports=["tests.support.cases.direct_read_cases"])
 
 
-@pytest.mark.parametrize(("what", "words"), [
-    ("refuse", r"\(EPERM\). Something forbids .* FUNCCOLL_DIRECT_READS=0, for all ranks"),
-    ("cookie", r"\(ESTALE\). Another process has its number now, or its memory was overwritten"),
-    ("other process", r"\((ESTALE|EFAULT)\)"),
-    ("child", r"\(ESTALE\)"),
-    ("truncate", r"\(EFAULT\). The array has no memory there any more"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("refuse", r"\(EPERM\). Something forbids .* FUNCCOLL_DIRECT_READS=0, for all ranks"),
+        ("cookie", r"\(ESTALE\). Another process has its number now, or its memory was overwritten"),
+        ("other process", r"\((ESTALE|EFAULT)\)"),
+        ("child", r"\(ESTALE\)"),
+        ("truncate", r"\(EFAULT\). The array has no memory there any more"),
+    ],
+)
 def test_a_read_that_fails_is_an_error_on_all_ranks(what, words):
     with failing(what) as ranks:
         run, told = ranks.run, {}

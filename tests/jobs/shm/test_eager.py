@@ -26,8 +26,14 @@ from tests.support.ranks.ranks import launch
 
 I4 = np.dtype(np.int32)
 COPIED = [kind for kind in KINDS if kind != "barrier"]
-SIMPLE = {"all_reduce": "one_shot", "all_gather": "direct", "reduce_scatter": "direct", "all_to_all": "direct",
-          "permute": "direct", **dict.fromkeys(("broadcast", "reduce", "gather", "scatter"), "flat")}  # fmt: skip
+SIMPLE = {
+    "all_reduce": "one_shot",
+    "all_gather": "direct",
+    "reduce_scatter": "direct",
+    "all_to_all": "direct",
+    "permute": "direct",
+    **dict.fromkeys(("broadcast", "reduce", "gather", "scatter"), "flat"),
+}
 SMALL, LARGE = ControlBlock(0, 2, mailboxes=MAILBOXES).rings
 
 
@@ -74,8 +80,17 @@ def test_small_arrays_go_through_mailboxes():
     plan = plan_of("all_reduce", 16)
     assert opcodes(plan).count(Opcode.PUBLISH) == 1 and Opcode.READ_PEER not in opcodes(plan)
     after = opcodes(plan)[opcodes(plan).index(Opcode.PUBLISH) :]
-    assert after == [Opcode.PUBLISH, Opcode.ENTER, Opcode.SIGNAL, Opcode.FIND_MAILBOX, Opcode.WAIT, Opcode.COMBINE,
-                     Opcode.SIGNAL, Opcode.ADVANCE, Opcode.END]  # fmt: skip
+    assert after == [
+        Opcode.PUBLISH,
+        Opcode.ENTER,
+        Opcode.SIGNAL,
+        Opcode.FIND_MAILBOX,
+        Opcode.WAIT,
+        Opcode.COMBINE,
+        Opcode.SIGNAL,
+        Opcode.ADVANCE,
+        Opcode.END,
+    ]
     root = opcodes(plan_of("broadcast", 16))
     after = root[root.index(Opcode.RAISE_LOW_WATER_MARK) :]
     assert after.index(Opcode.ONCE) < after.index(Opcode.WAIT)  # but for its first call it waits for nothing
@@ -99,8 +114,11 @@ def test_the_ring_is_chosen_by_the_bytes_of_all_arrays():
 def test_larger_arrays_of_a_root_are_eager_where_ranks_share_cores():
     shared = {"control": ControlBlock(4096, 2, mailboxes=MAILBOXES_ON_SHARED_CORES)}
     for kind, changes, is_eager in (
-        ("broadcast", shared, True), ("reduce", shared, True), ("all_reduce", shared, False), ("broadcast", {}, False),
-    ):  # fmt: skip
+        ("broadcast", shared, True),
+        ("reduce", shared, True),
+        ("all_reduce", shared, False),
+        ("broadcast", {}, False),
+    ):
         assert (Opcode.PUBLISH in opcodes(plan_of(kind, 1024, **changes))) == is_eager
     assert Opcode.PUBLISH not in opcodes(plan_of("broadcast", 1100, **shared))
 
@@ -126,9 +144,12 @@ def entries(*calls, mailboxes=MAILBOXES):
 def test_several_collectives_are_one_entry():
     """Whatever their ops, dtypes and roots are, as long as they fit into one mailbox and read nothing of each other."""
     several = [
-        eager_call("all_reduce", 4, 0), eager_call("all_reduce", 4, 1, op="max"), eager_call("broadcast", 4, 2, root=1),
-        eager_call("all_reduce", 4, 3, dtype=np.dtype(np.complex128)), eager_call("gather", 4, 4),
-    ]  # fmt: skip
+        eager_call("all_reduce", 4, 0),
+        eager_call("all_reduce", 4, 1, op="max"),
+        eager_call("broadcast", 4, 2, root=1),
+        eager_call("all_reduce", 4, 3, dtype=np.dtype(np.complex128)),
+        eager_call("gather", 4, 4),
+    ]
     assert entries(*several) == [5]
     assert entries(eager_call("all_reduce", 4, 0), eager_call("all_gather", 4, ~0)) == [1, 1]  # it reads a result
     assert entries(eager_call("all_reduce", 150, 0), eager_call("all_reduce", 150, 1)) == [1, 1]  # too large for one
@@ -142,8 +163,10 @@ def test_several_collectives_are_one_entry():
 
 def test_arrays_in_a_mailbox_begin_where_their_dtypes_may():
     """Most processors do not mind, so that no value tells."""
-    calls = [eager_call("all_reduce", elements, number, dtype=np.dtype(dtype)) for number, (elements, dtype) in enumerate(
-        [(3, np.int8), (1, np.float64), (1, np.int16), (2, np.complex128)])]  # fmt: skip
+    calls = [
+        eager_call("all_reduce", elements, number, dtype=np.dtype(dtype))
+        for number, (elements, dtype) in enumerate([(3, np.int8), (1, np.float64), (1, np.int16), (2, np.complex128)])
+    ]
     plan = build_plan(calls, [Communicator(0, (0, 1, 2), 0, ControlBlock(4096, 3, mailboxes=MAILBOXES))] * len(calls))
     combines = [i for i in disassemble(plan.code.tolist()) if i.opcode == Opcode.COMBINE]
     read = [[place.offset - MAILBOX.size for place in i.memory["sources"][1:]] for i in combines]  # those of the other ranks
@@ -162,9 +185,11 @@ def test_the_description_of_several_collectives_says_each_field_once():
 def test_what_is_not_eager():
     assert Opcode.PUBLISH in opcodes(plan_of("all_reduce", 1))
     for other in (
-        plan_of("all_reduce", 16, algorithm="ring"), plan_of("all_reduce", 16, hosts=(0, 1)),
-        plan_of("all_reduce", 16, control=ControlBlock(4096, 2)), plan_of("all_reduce", 16, p=1),
-    ):  # fmt: skip
+        plan_of("all_reduce", 16, algorithm="ring"),
+        plan_of("all_reduce", 16, hosts=(0, 1)),
+        plan_of("all_reduce", 16, control=ControlBlock(4096, 2)),
+        plan_of("all_reduce", 16, p=1),
+    ):
         assert Opcode.PUBLISH not in opcodes(other)
 
 
@@ -206,10 +231,15 @@ def test_a_rank_may_leave_that_has_done_its_part(kind):
     np.testing.assert_array_equal(launch(cases.leaving_early, 3, kind)[1], want)
 
 
-@pytest.mark.parametrize(("n", "later"), [
-    (2, "small"), (3, "large"), (2, "nothing"),
-    *(pytest.param(*each, marks=pytest.mark.slow) for each in ((3, "small"), (2, "large"), (3, "nothing"))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("n", "later"),
+    [
+        (2, "small"),
+        (3, "large"),
+        (2, "nothing"),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((3, "small"), (2, "large"), (3, "nothing"))),
+    ],
+)
 def test_different_collectives_for_which_nothing_waits(n, later):
     """The error names both, though the ranks have gone on to calls that are alike."""
     told = launch(cases.differing, n, later)

@@ -25,19 +25,21 @@ def check(told, kind, *words):
 @pytest.mark.parametrize("size", [3, pytest.param(300_000, marks=pytest.mark.slow)])
 def test_a_ranks_own_array_is_not_the_global_value(size):
     check(
-        launch(cases.own_array, 2, size), "ShardingError",
+        launch(cases.own_array, 2, size),
+        "ShardingError",
         r"x of norm is not an Array, so it is taken as the global value, of which each rank gets its part by P\('d'\)",
         r"ranks 0 and 1 passed different values\. .* own block as fc\.from_local\(x, mesh, P\('d'\)\)",
         r"\n  at .*first_call_cases.py:\d+ in ",
-    )  # fmt: skip
+    )
 
 
 def test_parameters_of_each_ranks_own():
     check(
-        launch(cases.own_parameters, 2), "ShardingError",
+        launch(cases.own_parameters, 2),
+        "ShardingError",
         r"params\['w'\] of loss has the spec P\(\), so it must be equal on all ranks, and ranks 0 and 1 hold different",
         "Make it from the same data and the same random seed",
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,10 +55,12 @@ def test_parameters_of_each_ranks_own():
 )
 def test_values_that_each_rank_has_put(way, name, own):
     check(
-        launch(cases.put, 2, way), "ShardingError",
+        launch(cases.put, 2, way),
+        "ShardingError",
         rf"{name} comes from fc\.device_put, which takes the global value, and ranks 0 and 1 put different ones\. Put the same "
-        rf"on all ranks \(from one random seed\), or each rank's own block by {own}", r"\n  at .*first_call_cases.py:\d+ in ",
-    )  # fmt: skip
+        rf"on all ranks \(from one random seed\), or each rank's own block by {own}",
+        r"\n  at .*first_call_cases.py:\d+ in ",
+    )
 
 
 def test_one_rank_puts_another_value_than_others_pass():
@@ -102,9 +106,11 @@ def test_arguments_for_which_a_note_has_no_room():
 def test_blocks_of_different_shapes(known):
     told = launch(cases.other_blocks, 2, known)
     check(
-        told, "ProgramMismatch", r"ranks [01] and [01] pass different arguments: x of norm is float64\[8, 3\] in "
+        told,
+        "ProgramMismatch",
+        r"ranks [01] and [01] pass different arguments: x of norm is float64\[8, 3\] in "
         r"blocks of \[4, 3\] on rank 0, and float64\[6, 3\] in blocks of \[3, 3\] on rank 1\.",
-    )  # fmt: skip
+    )
     for kind, text in told:
         if kind == "ProgramMismatch":
             first, *calls, remedy = text.splitlines()[:4]

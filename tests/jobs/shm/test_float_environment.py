@@ -49,9 +49,13 @@ def test_a_function_runs_in_the_default_environment(name, run):
     assert cases.control() == default
 
 
-@pytest.mark.parametrize(("architecture", "reads", "writes"), [
-    ("x86_64", "stmxcsr", "ldmxcsr"), ("aarch64", "mrs\tx8, FPCR", "msr\tFPCR, x"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("architecture", "reads", "writes"),
+    [
+        ("x86_64", "stmxcsr", "ldmxcsr"),
+        ("aarch64", "mrs\tx8, FPCR", "msr\tFPCR, x"),
+    ],
+)
 def test_the_machine_code_of_processors(architecture, reads, writes):
     """The register is read, written and restored around the kernel, where three additions tell of another environment."""
     llvm.initialize_all_targets()

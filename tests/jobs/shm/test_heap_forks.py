@@ -7,7 +7,9 @@ from tests.support.ranks.ranks import JOIN, PRELUDE, Ranks
 pytestmark = pytest.mark.usefixtures("small_collections")
 
 
-FORKED = JOIN + """
+FORKED = (
+    JOIN
+    + """
 from funccoll.errors import RendezvousError
 small, large = w.transport.heap.array((100,), "i4"), [w.transport.heap.array((32 << 20,), "u1") for _ in range(9)]
 small[:] = 5
@@ -30,6 +32,7 @@ assert (small == 5).all() and all((x == 3).all() for x in large)
 assert w.transport.heap.stats()["arrays"] == 10 and w.transport.heap.stats()["free"] == 0
 say("fine")
 """
+)
 
 
 def run_beside_another(script):
@@ -44,7 +47,9 @@ def test_a_forked_child_gives_nothing_back():
     run_beside_another(FORKED)
 
 
-SNAPSHOT = JOIN + """
+SNAPSHOT = (
+    JOIN
+    + """
 heap = w.transport.heap
 shapes = [(100,), (7, 1000), (3 << 20,), (33 << 20,), (5,)]
 arrays = [heap.array(shape, "u1") for shape in shapes]
@@ -73,13 +78,16 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 assert (first == 44).all()
 say("fine")
 """
+)
 
 
 def test_arrays_do_not_change_in_a_forked_child():
     run_beside_another(SNAPSHOT)
 
 
-TOO_LARGE = JOIN + """
+TOO_LARGE = (
+    JOIN
+    + """
 x = w.transport.heap.array((9 << 20,), "u1")
 x[:] = 1
 if (child := os.fork()) == 0:
@@ -91,6 +99,7 @@ if (child := os.fork()) == 0:
     os._exit(0)
 say("code", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), sys.getswitchinterval())
 """
+)
 
 
 def test_a_child_that_would_copy_too_much_ends():
@@ -102,7 +111,9 @@ def test_a_child_that_would_copy_too_much_ends():
         assert error.count("\n") == 0 and ranks.end(1)[0] == 0
 
 
-FORKS = JOIN + """
+FORKS = (
+    JOIN
+    + """
 import subprocess
 x = w.transport.heap.array((9 << 20,), "u1")
 x[:] = 1
@@ -132,6 +143,7 @@ for pid in children:
     os.waitpid(pid, 0)
 say("fine", len(children))
 """
+)
 
 
 def test_forks_of_threads_and_of_subprocess():
@@ -142,12 +154,15 @@ def test_forks_of_threads_and_of_subprocess():
         ranks.end_well()
 
 
-SIGNALLED = """
+SIGNALLED = (
+    """
 import os, signal
 os.register_at_fork(after_in_child=lambda: os.kill(os.getppid(), signal.SIGINT))  # runs before the child is ready
 os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGUSR1))
 told = []
-""" + JOIN + """
+"""
+    + JOIN
+    + """
 def handler(number, frame):
     told.append((os.getpid(), signal.getsignal(signal.SIGINT) is signal.default_int_handler))
     raise ValueError("a handler has had enough")
@@ -166,6 +181,7 @@ for _ in range(5):
 assert told == [] and signal.getsignal(signal.SIGUSR1) is handler and not job_context._PROCESS.handshake._deferral._handlers
 say("fine" if interrupted == 5 else interrupted)
 """
+)
 
 
 def test_a_signal_during_a_fork_is_handled_after_it():
@@ -173,7 +189,9 @@ def test_a_signal_during_a_fork_is_handled_after_it():
     run_beside_another(SIGNALLED)
 
 
-STORM = JOIN + """
+STORM = (
+    JOIN
+    + """
 sys.unraisablehook = lambda told: None  # Python tells of handlers that raise in the microseconds before they are put off
 def handler(number, frame):
     global armed, nested
@@ -216,6 +234,7 @@ assert not thread.is_alive()
 assert raised > 75, raised
 say("fine")
 """
+)
 
 
 @pytest.mark.parametrize("nests", [False, True])
@@ -225,7 +244,8 @@ def test_forks_in_a_storm_of_signals(nests):
     run_beside_another(STORM.replace("NESTS", str(nests)))
 
 
-UNCHANGED = """
+UNCHANGED = (
+    """
 import asyncio, os, signal
 def of_a_hook(number, frame): pass
 def action(number):
@@ -234,7 +254,9 @@ def action(number):
     return found[:16], found[136:140]  # glibc's handler, mask and flags
 os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGUSR1, of_a_hook))
 os.register_at_fork(after_in_child=lambda: os.kill(os.getppid(), signal.SIGUSR2))
-""" + JOIN + """
+"""
+    + JOIN
+    + """
 import ctypes
 signal.signal(signal.SIGUSR1, lambda number, frame: None)
 signal.siginterrupt(signal.SIGUSR1, False)
@@ -252,6 +274,7 @@ assert asyncio.run(forks()) == [True] * 5
 assert action(signal.SIGUSR1) == before
 say("fine")
 """
+)
 
 
 def test_a_fork_leaves_signals_as_they_are():
@@ -259,11 +282,14 @@ def test_a_fork_leaves_signals_as_they_are():
     run_beside_another(UNCHANGED)
 
 
-INTERRUPTED = """
+INTERRUPTED = (
+    """
 import os, signal
 os.register_at_fork(after_in_child=lambda: os.kill(0, signal.SIGINT))  # as a terminal does, before the child is ready
 os.setpgrp()
-""" + JOIN + """
+"""
+    + JOIN
+    + """
 parent = os.getpid()
 for _ in range(5):
     try:
@@ -274,6 +300,7 @@ for _ in range(5):
     assert os.wait()[1] == signal.SIGINT
 say("fine")
 """
+)
 
 
 def test_a_child_that_is_interrupted_during_a_fork_does_not_run_its_parents_except():
@@ -283,7 +310,8 @@ def test_a_child_that_is_interrupted_during_a_fork_does_not_run_its_parents_exce
         ranks.end_well()
 
 
-BESIDE = """
+BESIDE = (
+    """
 import os, time
 begun = took = 0.0
 def begins():
@@ -296,7 +324,9 @@ def busy():
     took = time.perf_counter() - begun
 os.register_at_fork(before=begins, after_in_parent=busy)  # in Python, before the parent waits
 os.register_at_fork(after_in_child=lambda: time.sleep(0.03))  # before it copies
-""" + JOIN + """
+"""
+    + JOIN
+    + """
 x, count, ended = w.transport.heap.array((1,), "i8"), 0, False
 def counts():
     global count
@@ -316,6 +346,7 @@ ended = True
 thread.join()
 say("fine" if changed <= 4 else changed)  # not none: this machine may take its time
 """
+)
 
 
 def test_no_other_thread_runs_during_a_fork():
@@ -323,7 +354,9 @@ def test_no_other_thread_runs_during_a_fork():
     run_beside_another(BESIDE)
 
 
-NESTED = JOIN + """
+NESTED = (
+    JOIN
+    + """
 from funccoll.errors import FunccollError
 heap, told = w.transport.heap, []
 def handler(number, frame):
@@ -342,6 +375,7 @@ heap.array((1 << 20,), "u1")
 assert len(told) == 1 and "signal handler or a destructor" in told[0]
 say("fine")
 """
+)
 
 
 def test_an_allocation_in_the_middle_of_one_is_refused():

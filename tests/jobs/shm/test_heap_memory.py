@@ -42,12 +42,24 @@ def test_a_block_is_used_again(heap):
     assert heap.stats()["used"] == used and heap.stats()["arrays"] == 0
 
 
-@pytest.mark.parametrize("view", [
-    lambda x: x[1:3], lambda x: x.view("i4"), lambda x: x.reshape(2, 4)[1].T, lambda x: memoryview(x),
-    lambda x: x.view(np.recarray), lambda x: np.asarray(memoryview(x)), lambda x: np.frombuffer(x, "u1")[3:],
-    lambda x: np.lib.stride_tricks.sliding_window_view(x, 2), lambda x: x.real, lambda x: x.data,
-    lambda x: np.broadcast_to(x[:1], (3, 5)), lambda x: iter(x), lambda x: x[2:][1:][::2],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x[1:3],
+        lambda x: x.view("i4"),
+        lambda x: x.reshape(2, 4)[1].T,
+        lambda x: memoryview(x),
+        lambda x: x.view(np.recarray),
+        lambda x: np.asarray(memoryview(x)),
+        lambda x: np.frombuffer(x, "u1")[3:],
+        lambda x: np.lib.stride_tricks.sliding_window_view(x, 2),
+        lambda x: x.real,
+        lambda x: x.data,
+        lambda x: np.broadcast_to(x[:1], (3, 5)),
+        lambda x: iter(x),
+        lambda x: x[2:][1:][::2],
+    ],
+)
 def test_views_keep_the_block(heap, view):
     x = heap.array((8,), "f4")
     x[:] = range(8)
@@ -249,8 +261,13 @@ def test_available_memory():
 
 def test_sizes_in_words():
     assert [size_text(n) for n in (0, 64, 4096, 3 << 29, 5 << 40, 1 << 60)] == [
-        "0 B", "64 B", "4 KiB", "1.5 GiB", "5 TiB", "1.049e+06 TiB",
-    ]  # fmt: skip
+        "0 B",
+        "64 B",
+        "4 KiB",
+        "1.5 GiB",
+        "5 TiB",
+        "1.049e+06 TiB",
+    ]
 
 
 def test_address_space_follows_the_limits():

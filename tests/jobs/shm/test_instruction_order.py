@@ -19,8 +19,14 @@ from tests.support.ranks.kernel_ranks import MEMORY, Rank, RankMemory
 
 I4 = np.dtype(np.int32)
 COPIED = [kind for kind in KINDS if kind != "barrier"]
-SIMPLE = {"all_reduce": "one_shot", "all_gather": "direct", "reduce_scatter": "direct", "all_to_all": "direct",
-          "permute": "direct", **dict.fromkeys(("broadcast", "reduce", "gather", "scatter"), "flat")}  # fmt: skip
+SIMPLE = {
+    "all_reduce": "one_shot",
+    "all_gather": "direct",
+    "reduce_scatter": "direct",
+    "all_to_all": "direct",
+    "permute": "direct",
+    **dict.fromkeys(("broadcast", "reduce", "gather", "scatter"), "flat"),
+}
 SMALL, LARGE = ControlBlock(0, 2, mailboxes=MAILBOXES).rings
 
 
@@ -37,10 +43,12 @@ class Job:
             shared = RankMemory(rank, memory)
             made = [simple(kind, p, root) for kind, _, root in program]
             self.schedules.append(made)
-            self.ranks.append([
-                Rank(rank, shared, schedule, elements, I4, "sum", identity=f"{kind} {elements} {root}", mailboxes=mailboxes)
-                for schedule, (kind, elements, root) in zip(made, program, strict=True)
-            ])  # fmt: skip
+            self.ranks.append(
+                [
+                    Rank(rank, shared, schedule, elements, I4, "sum", identity=f"{kind} {elements} {root}", mailboxes=mailboxes)
+                    for schedule, (kind, elements, root) in zip(made, program, strict=True)
+                ]
+            )
         self.numbers, self.refused, self.most_ahead = [0] * p, {}, 0
         self.current = [self.begin(rank, 0) for rank in range(p)]
 
@@ -126,8 +134,9 @@ RINGS = [(MAILBOXES, 0, 4), (MAILBOXES, 1, 200), *((MAILBOXES_ON_SHARED_CORES, i
 """Mailboxes, the number of a ring among them, and elements that are too many for the ring before."""
 ON_RINGS = [
     pytest.param(kind, *ring, marks=pytest.mark.slow if (j - 2 * i) % len(RINGS) > 1 else ())
-    for i, kind in enumerate(ONE_WAY) for j, ring in enumerate(RINGS)
-]  # fmt: skip
+    for i, kind in enumerate(ONE_WAY)
+    for j, ring in enumerate(RINGS)
+]
 """Each kind on all rings; two of them, in turn, are not slow."""
 
 
@@ -165,9 +174,13 @@ def test_a_ring_with_fewer_mailboxes_than_are_kept_is_noticed(kind, mailboxes, n
         assert job.run_ahead(2 * ring.mailboxes + 5, order) == {}
 
 
-@pytest.mark.parametrize(("program", "mailboxes"), [
-    ([("all_reduce", 4, 0)], 2), ([("all_reduce", 4, 0), ("broadcast", 4, 1), ("broadcast", 4, 0)], 4),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("program", "mailboxes"),
+    [
+        ([("all_reduce", 4, 0)], 2),
+        ([("all_reduce", 4, 0), ("broadcast", 4, 1), ("broadcast", 4, 0)], 4),
+    ],
+)
 def test_few_mailboxes_are_enough_where_ranks_wait_for_all_now_and_then(program, mailboxes):
     """So no simulation of such a program tells how many mailboxes there are."""
     job = Job(3, [program] * 3, 0)
@@ -176,12 +189,20 @@ def test_few_mailboxes_are_enough_where_ranks_wait_for_all_now_and_then(program,
 
 
 @pytest.mark.parametrize("p", [2, 3])
-@in_groups(("one", "other"), [
-    (("broadcast", 4, 0), ("reduce", 4, 0)), (("broadcast", 4, 0), ("scatter", 4, 0)), (("gather", 4, 0), ("reduce", 4, 0)),
-    (("all_reduce", 4, 0), ("all_reduce", 5, 0)), (("all_reduce", 4, 0), ("all_reduce", 400, 0)),
-    (("broadcast", 4, 0), ("broadcast", 4, 1)), (("reduce", 200, 0), ("gather", 200, 0)),
-    (("broadcast", 4, 0), ("broadcast", 900, 0)), (("reduce", 4, 0), ("reduce", 200, 0)),
-])  # fmt: skip
+@in_groups(
+    ("one", "other"),
+    [
+        (("broadcast", 4, 0), ("reduce", 4, 0)),
+        (("broadcast", 4, 0), ("scatter", 4, 0)),
+        (("gather", 4, 0), ("reduce", 4, 0)),
+        (("all_reduce", 4, 0), ("all_reduce", 5, 0)),
+        (("all_reduce", 4, 0), ("all_reduce", 400, 0)),
+        (("broadcast", 4, 0), ("broadcast", 4, 1)),
+        (("reduce", 200, 0), ("gather", 200, 0)),
+        (("broadcast", 4, 0), ("broadcast", 900, 0)),
+        (("reduce", 4, 0), ("reduce", 200, 0)),
+    ],
+)
 @pytest.mark.parametrize("odd", [0, 1])
 def test_ranks_that_differ_are_refused_soon(one, other, p, odd):
     """One rank calls something else once. Nothing waits for some of these: they are found when a mailbox is used again."""

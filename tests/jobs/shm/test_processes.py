@@ -9,24 +9,62 @@ import pytest
 from tests.support.cases import process_cases
 from tests.support.ranks.ranks import PRELUDE, Ranks, launch
 
-QUICK = [("half of fewest", 2), ("half of collectives", 2), ("forced", 3), ("programs", 3), ("staged", 2), ("loops", 3),
-         ("data_parallel", 2), ("communication hooks", 2), ("memory orders", 2), ("transformers", 2)]
+QUICK = [
+    ("half of fewest", 2),
+    ("half of collectives", 2),
+    ("forced", 3),
+    ("programs", 3),
+    ("staged", 2),
+    ("loops", 3),
+    ("data_parallel", 2),
+    ("communication hooks", 2),
+    ("memory orders", 2),
+    ("transformers", 2),
+]
 DEEP = [
-    ("forced", 2), ("programs", 2), ("loops", 2),
-    ("whole table", 2), ("table in turn", 4), ("collectives", 2), ("collectives", 3),
-    ("staged", 3), ("staged in one segment", 3), ("collectives", 4), ("forced", 4), ("programs", 4), ("forced", 8),
-    ("programs", 8), ("nans", 4), ("data_parallel", 4), ("communication hooks", 4), ("memory orders", 4), ("transformers", 4),
-]  # fmt: skip
+    ("forced", 2),
+    ("programs", 2),
+    ("loops", 2),
+    ("whole table", 2),
+    ("table in turn", 4),
+    ("collectives", 2),
+    ("collectives", 3),
+    ("staged", 3),
+    ("staged in one segment", 3),
+    ("collectives", 4),
+    ("forced", 4),
+    ("programs", 4),
+    ("forced", 8),
+    ("programs", 8),
+    ("nans", 4),
+    ("data_parallel", 4),
+    ("communication hooks", 4),
+    ("memory orders", 4),
+    ("transformers", 4),
+]
 OTHERS = [
-    ("table", 2), ("table", 3), ("table", 4), ("staged in one segment", 2), ("staged", 4), ("staged in one segment", 4),
-    ("collectives", 8), ("nans", 2), ("data_parallel", 3), ("communication hooks", 3), ("memory orders", 3),
-]  # fmt: skip
+    ("table", 2),
+    ("table", 3),
+    ("table", 4),
+    ("staged in one segment", 2),
+    ("staged", 4),
+    ("staged in one segment", 4),
+    ("collectives", 8),
+    ("nans", 2),
+    ("data_parallel", 3),
+    ("communication hooks", 3),
+    ("memory orders", 3),
+]
 
 
-@pytest.mark.parametrize(("name", "count"), [
-    *QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in DEEP),
-    *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in OTHERS),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        *QUICK,
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in DEEP),
+        *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in OTHERS),
+    ],
+)
 def test_processes_have_the_bits_of_virtual_devices(name, count, tmp_path, monkeypatch):
     process_cases.record(name, count, tmp_path / "record")
     monkeypatch.setenv("FUNCCOLL_CHECK", "")  # the passes are checked where the programs are recorded
@@ -43,12 +81,18 @@ def told(what: str) -> str:
     return out
 
 
-@pytest.mark.parametrize(("what", "words"), [
-    ("kill", "PeerFailure.*rank 1 died without a word"),
-    ("raise", "PeerFailure.*rank 1 raised ValueError: rank 1 has had enough.*Traceback"),
-    ("leave", "PeerFailure.*rank 1 left the job"),
-    ("mismatch", r"ProgramMismatch: ranks 1 and 0 entered .* differ in op\.\s+rank 1: all_reduce on 2 ranks \(max\) of f64"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("kill", "PeerFailure.*rank 1 died without a word"),
+        ("raise", "PeerFailure.*rank 1 raised ValueError: rank 1 has had enough.*Traceback"),
+        ("leave", "PeerFailure.*rank 1 left the job"),
+        (
+            "mismatch",
+            r"ProgramMismatch: ranks 1 and 0 entered .* differ in op\.\s+rank 1: all_reduce on 2 ranks \(max\) of f64",
+        ),
+    ],
+)
 def test_what_a_rank_is_told(what, words):
     out = told(what)
     assert re.search(words, out, re.DOTALL), out

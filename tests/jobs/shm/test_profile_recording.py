@@ -169,8 +169,9 @@ def test_threads_segments_forks_and_profiles_in_a_row(tmp_path):
         assert {plans[again]["opcode"].count(word) > 0 for word in ("STAGE", "COMBINE")} == {True}
         lasts = [text for text in one.texts if text[0].startswith("COMBINE")]
         assert lasts
-        repeated = one.kind[(one.start >= one.calls[one.calls[:, 2] == again][0, 0])
-                            & (one.end <= one.calls[one.calls[:, 2] == again][0, 1])]  # fmt: skip
+        repeated = one.kind[
+            (one.start >= one.calls[one.calls[:, 2] == again][0, 0]) & (one.end <= one.calls[one.calls[:, 2] == again][0, 1])
+        ]
         assert len(repeated) == 3 * len(plans[again]["pc"])
     empty = Profile.load(tmp_path)
     assert len(empty.timeline()) == 0 and empty.blame.named is None and "No rank stands out" in repr(empty)

@@ -33,12 +33,16 @@ def test_a_rank_in_no_group():
     assert told[1] == told[2] == "" and all(re.match(LEFT_OUT.format(rank), told[rank]) for rank in (0, 3)), told
 
 
-@pytest.mark.parametrize(("groups", "given", "made", "words"), [
-    (cases.GROUPS, P("a"), P(("a", "d")), "its operand varies over axis 'a' alone"),
-    (cases.GROUPS, P(("a", "d")), P("a"), "its result varies over axis 'a' alone"),
-    (((0, 1, 2, 3),), P(), P(), "its operand varies over no axis alone"),
-    (((0, 1, 2, 3),), P(("a", "d")), P(), ""), (((3, 1), (0, 2)), P(("a", "d")), P(("d", "a")), ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("groups", "given", "made", "words"),
+    [
+        (cases.GROUPS, P("a"), P(("a", "d")), "its operand varies over axis 'a' alone"),
+        (cases.GROUPS, P(("a", "d")), P("a"), "its result varies over axis 'a' alone"),
+        (((0, 1, 2, 3),), P(), P(), "its operand varies over no axis alone"),
+        (((0, 1, 2, 3),), P(("a", "d")), P(), ""),
+        (((3, 1), (0, 2)), P(("a", "d")), P(("d", "a")), ""),
+    ],
+)
 def test_copies_of_which_groups_make_different_ones(groups, given, made, words):
     mesh = fc.make_mesh(cases.AXES)
     _, call = cases.call_of("all_reduce", mesh, np.ones((4, 2, 6), np.float32), cases.GROUPS)

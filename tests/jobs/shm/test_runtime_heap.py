@@ -177,7 +177,9 @@ def test_an_array_may_die_inside_the_allocator(heap):
 # ---------------------------------------------------------------- several processes
 
 
-EXCHANGE = JOIN + """
+EXCHANGE = (
+    JOIN
+    + """
 n = w.world
 words = [w.transport.heap.view(65536 + 64 * r, (1,), "i8") for r in range(n)]
 mine = w.transport.heap.array((1000, 3), "f8")
@@ -195,6 +197,7 @@ assert (mine[0, :n] == -np.arange(n)).all()
 big = w.transport.heap.array((50 << 20,), "u1")
 big[:] = 1
 """
+)
 
 
 def test_others_read_and_write_what_one_wrote():
@@ -207,12 +210,15 @@ def test_others_read_and_write_what_one_wrote():
     assert left_behind(ranks.run) == []
 
 
-KILLED = JOIN + """
+KILLED = (
+    JOIN
+    + """
 x = w.transport.heap.array((200 << 20,), "u1")
 x[:] = 1
 say("written")
 hear()
 """
+)
 
 
 def test_nothing_stays_when_all_are_killed():
@@ -236,7 +242,9 @@ def test_the_header_is_part_of_the_control_region(heap):
     assert not heap.view(0, (CONTROL // 8,), "i8").any()
 
 
-GROWING = JOIN + """
+GROWING = (
+    JOIN
+    + """
 import funccoll.transports.shm.arena as arena
 heap, limit = w.transport.heap, 200 << 20
 def available():
@@ -254,6 +262,7 @@ except MemoryError:
 hear()
 say(512 * os.fstat(heap._descriptor).st_blocks <= limit, len(kept))
 """
+)
 
 
 def test_ranks_that_grow_together_do_not_take_more_than_there_is():

@@ -264,9 +264,15 @@ def test_which_memory_results_have(n):
     found = launch(cases.memory, n)
     for rank, names in enumerate(found):
         assert names == {
-            "an Array": rank == 0, "a NumPy array": False, "a strided array": False, "part of a block": False,
-            "a small one": False, "computed further": False, "given up": rank == 0, "in a loop": False,
-        }  # fmt: skip
+            "an Array": rank == 0,
+            "a NumPy array": False,
+            "a strided array": False,
+            "part of a block": False,
+            "a small one": False,
+            "computed further": False,
+            "given up": rank == 0,
+            "in a loop": False,
+        }
 
 
 @pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
@@ -350,7 +356,9 @@ def test_nothing_that_users_get_of_an_array_can_be_written(library):
         assert {way: may for way, may in found.items() if may != "r--s"} == {}
 
 
-WRITES = JOIN + """
+WRITES = (
+    JOIN
+    + """
 import funccoll as fc
 from funccoll import P, errors
 mesh = fc.make_mesh({"d": 2})
@@ -365,6 +373,7 @@ try:
 except errors.PeerFailure:
     say("right" if (x.local == 5).all() and (y.local == 5).all() else "wrong")
 """
+)
 
 
 @pytest.mark.parametrize("writer", [0, 1])

@@ -130,7 +130,7 @@ OPERATIONS: tuple[Callable[[Any, Any, int, int], Any], ...] = (
     lambda x, y, c, n: fc.gather(vary(x), _AXIS, dim=_dim(x, c)) if x.size < _MOST else _region(x, c, slice(1, None)),
     lambda x, y, c, n: _loop(x),
     lambda x, y, c, n: _branch(x),
-)  # fmt: skip
+)
 
 
 def program(steps: Steps, n: int) -> Callable[[Any], Any]:
@@ -161,9 +161,14 @@ def gradient(steps: Steps, n: int) -> Callable[[Any], Any]:
 def random_steps(rng: np.random.Generator, length: int) -> list[tuple[int, int, int, int]]:
     """Steps of which most read the value before."""
     return [
-        (int(rng.integers(len(OPERATIONS))), k if rng.random() < 0.7 else int(rng.integers(k + 1)), int(rng.integers(k + 1)),
-         int(rng.integers(1 << 10))) for k in range(length)
-    ]  # fmt: skip
+        (
+            int(rng.integers(len(OPERATIONS))),
+            k if rng.random() < 0.7 else int(rng.integers(k + 1)),
+            int(rng.integers(k + 1)),
+            int(rng.integers(1 << 10)),
+        )
+        for k in range(length)
+    ]
 
 
 def block_values(shape: Sequence[int], n: int, seed: int) -> np.ndarray:
@@ -199,12 +204,17 @@ def arguments(rows: int, columns: int) -> dict[str, np.ndarray]:
     odd[...] = values(rows, columns)
     overlapping = np.lib.stride_tricks.as_strided(values(rows + columns), (rows, columns), (4, 4))
     return {
-        "C": values(rows, columns), "Fortran": np.asfortranarray(values(rows, columns)),
+        "C": values(rows, columns),
+        "Fortran": np.asfortranarray(values(rows, columns)),
         "flipped": values(rows, columns)[::-1, ::-1],
-        "sliced": values(2 * rows, 3 * columns)[::2, 1::3], "broadcast row": np.broadcast_to(values(columns), (rows, columns)),
-        "broadcast column": np.broadcast_to(values(rows, 1), (rows, columns)), "odd address": odd, "overlapping": overlapping,
-        "a field": values(rows, columns, 3)[..., 1], "read only": np.asfortranarray(values(rows, columns)),
-    }  # fmt: skip
+        "sliced": values(2 * rows, 3 * columns)[::2, 1::3],
+        "broadcast row": np.broadcast_to(values(columns), (rows, columns)),
+        "broadcast column": np.broadcast_to(values(rows, 1), (rows, columns)),
+        "odd address": odd,
+        "overlapping": overlapping,
+        "a field": values(rows, columns, 3)[..., 1],
+        "read only": np.asfortranarray(values(rows, columns)),
+    }
 
 
 def _arguments(n: int, same: Any) -> None:
@@ -264,7 +274,7 @@ SITUATIONS: dict[str, Callable[[Any, int], Any]] = {
     "own decisions": lambda x, n: fc.while_loop(
         lambda c: c[0] <= fc.axis_index(_AXIS), lambda c: (c[0] + 1, np.transpose(np.sin(np.transpose(c[1])))), (0, vary(x.T))
     )[1],
-}  # fmt: skip
+}
 
 
 def _situations(n: int, same: Any) -> None:
@@ -332,15 +342,22 @@ def _parameters() -> dict[str, Any]:
     rng = np.random.default_rng(5)
     normal = lambda *shape: (rng.normal(size=shape) / np.sqrt(shape[-1])).astype(np.float32)
     layer = lambda: {
-        "qkv": normal(3, _HEADS, _WIDTH // _HEADS, _WIDTH), "out": normal(_HEADS, _WIDTH // _HEADS, _WIDTH),
-        "up": normal(_WIDTH, 4 * _WIDTH), "down": normal(_WIDTH, 4 * _WIDTH), "scales": np.ones((2, _WIDTH), np.float32),
-    }  # fmt: skip
+        "qkv": normal(3, _HEADS, _WIDTH // _HEADS, _WIDTH),
+        "out": normal(_HEADS, _WIDTH // _HEADS, _WIDTH),
+        "up": normal(_WIDTH, 4 * _WIDTH),
+        "down": normal(_WIDTH, 4 * _WIDTH),
+        "scales": np.ones((2, _WIDTH), np.float32),
+    }
     return {"words": normal(_WORDS, _WIDTH), "places": normal(_LENGTH, _WIDTH), "layers": [layer(), layer()]}
 
 
 _OVER_MODEL = {
-    "qkv": P(None, "model"), "out": P("model"), "up": P(None, "model"), "down": P(None, "model"), "scales": P(),
-}  # fmt: skip
+    "qkv": P(None, "model"),
+    "out": P("model"),
+    "up": P(None, "model"),
+    "down": P(None, "model"),
+    "scales": P(),
+}
 
 
 def _layer(layer: dict[str, Any], x: Any) -> Any:
@@ -380,9 +397,12 @@ def transformers(n: int, same: Any) -> None:
             return loss, gradients, fc.optim.apply_updates(parameters, updates), state
 
         run = fc.jit(
-            step, mesh=same.mesh({"data": data, "model": model}), in_specs=(specs, of_state, P("data")),
-            out_specs=(P(), specs, specs, of_state), donate_argnums=(0, 1),
-        )  # fmt: skip
+            step,
+            mesh=same.mesh({"data": data, "model": model}),
+            in_specs=(specs, of_state, P("data")),
+            out_specs=(P(), specs, specs, of_state),
+            donate_argnums=(0, 1),
+        )
         parameters = _parameters()
         state = optimizer.init(parameters)
         for _ in range(3):

@@ -106,9 +106,7 @@ def dropped_results(calls: int) -> None:
     """The last view of a result goes away in another thread while the next calls run."""
     n = fc.world_size()
     mesh = fc.make_mesh({"d": n})
-    step = fc.jit(
-        lambda x: (fc.all_reduce(x, "d"), fc.all_gather(x, "d")), mesh=mesh, in_specs=P("d"), out_specs=(P(), P())
-    )
+    step = fc.jit(lambda x: (fc.all_reduce(x, "d"), fc.all_gather(x, "d")), mesh=mesh, in_specs=P("d"), out_specs=(P(), P()))
     given: queue.Queue[Any] = queue.Queue(6)
     wrong: list[int] = []
 

@@ -171,8 +171,11 @@ class Stream:
             (drawn,) = rng.choices(self.signatures, weights)
             data, taken = [], set()
             for _ in range(drawn.nargs):
-                fitting = [k for k, y in enumerate(kept) if y is not None and k not in taken
-                           and (y.shape, y.dtype) == (drawn.shape, drawn.dtype)]  # fmt: skip
+                fitting = [
+                    k
+                    for k, y in enumerate(kept)
+                    if y is not None and k not in taken and (y.shape, y.dtype) == (drawn.shape, drawn.dtype)
+                ]
                 if fitting and rng.random() < 0.6:
                     data.append(("kept", rng.choice(fitting)))
                     taken.add(data[-1][1])
@@ -360,8 +363,12 @@ def play(paths: Sequence[str], streams: Sequence[Stream]) -> int:
 def streams(seed: int, n: int, calls: int) -> list[Stream]:
     """Those of a job of n ranks: over one axis, over two where it can, and twice a few that two threads play."""
     square, few = {"a": 2, "b": 2} if n == 4 else {"d": n}, max(calls // 20, 5)
-    drawn = [(seed, {"d": n}, calls // 2), (seed + 1000, square, calls // 2 - 2 * few), (seed + 2000, square, few),
-             (seed + 3000, {"d": n}, few)]  # fmt: skip
+    drawn = [
+        (seed, {"d": n}, calls // 2),
+        (seed + 1000, square, calls // 2 - 2 * few),
+        (seed + 2000, square, few),
+        (seed + 3000, {"d": n}, few),
+    ]
     return [Stream(s, axes, count, min(40, 1 + count // 25)) for s, axes, count in drawn]
 
 
@@ -392,8 +399,18 @@ def run(paths: Sequence[str], seed: int, n: int, calls: int, native: str, share_
     """The exit codes of n ranks."""
     shared = {**os.environ, NATIVE: native, "FUNCCOLL_WORLD_SIZE": str(n), "FUNCCOLL_RUN_ID": secrets.token_hex(8)}
     command = [sys.executable, "-m", "tests.support.cases.call_fuzz"]
-    command += ["--play", *paths, "--seed", str(seed), "--ranks", str(n), "--calls", str(calls),
-               "--share-from", str(share_from)]  # fmt: skip
+    command += [
+        "--play",
+        *paths,
+        "--seed",
+        str(seed),
+        "--ranks",
+        str(n),
+        "--calls",
+        str(calls),
+        "--share-from",
+        str(share_from),
+    ]
     ranks = [subprocess.Popen(command, env={**shared, "FUNCCOLL_RANK": str(rank)}) for rank in range(n)]
     return [rank.wait() for rank in ranks]
 

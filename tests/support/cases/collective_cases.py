@@ -120,46 +120,104 @@ def cases() -> list[Case]:
     by_rows = [lambda p: (2 * p, 3), lambda p: (0, 3)]
     for op in OPS:
         arith = {"op": op, "moves": False}
-        add(f"all_reduce {op}", lambda x, a, p, op=op: fc.all_reduce(x, a, op=op),
-            lambda g, i, op=op: left_fold(op, g), *small, varies=False, **arith)
-        add(f"reduce {op}", lambda x, a, p, op=op: fc.reduce(x, a, root=p - 1, op=op),
-            lambda g, i, op=op: left_fold(op, g) if i == len(g) - 1 else np.zeros_like(g[i]), (), (3,), **arith)
-        add(f"reduce_scatter {op} 0", lambda x, a, p, op=op: fc.reduce_scatter(x, a, op=op),
-            lambda g, i, op=op: left_fold(op, [block(s, 0, i, len(g)) for s in g]), *by_rows, **arith)
-        add(f"reduce_scatter {op} -1", lambda x, a, p, op=op: fc.reduce_scatter(x, a, dim=-1, op=op),
-            lambda g, i, op=op: left_fold(op, [block(s, 1, i, len(g)) for s in g]), lambda p: (2, p), **arith)
+        add(
+            f"all_reduce {op}",
+            lambda x, a, p, op=op: fc.all_reduce(x, a, op=op),
+            lambda g, i, op=op: left_fold(op, g),
+            *small,
+            varies=False,
+            **arith,
+        )
+        add(
+            f"reduce {op}",
+            lambda x, a, p, op=op: fc.reduce(x, a, root=p - 1, op=op),
+            lambda g, i, op=op: left_fold(op, g) if i == len(g) - 1 else np.zeros_like(g[i]),
+            (),
+            (3,),
+            **arith,
+        )
+        add(
+            f"reduce_scatter {op} 0",
+            lambda x, a, p, op=op: fc.reduce_scatter(x, a, op=op),
+            lambda g, i, op=op: left_fold(op, [block(s, 0, i, len(g)) for s in g]),
+            *by_rows,
+            **arith,
+        )
+        add(
+            f"reduce_scatter {op} -1",
+            lambda x, a, p, op=op: fc.reduce_scatter(x, a, dim=-1, op=op),
+            lambda g, i, op=op: left_fold(op, [block(s, 1, i, len(g)) for s in g]),
+            lambda p: (2, p),
+            **arith,
+        )
     for dim in (0, 1, -1):
-        add(f"all_gather {dim}", lambda x, a, p, d=dim: fc.all_gather(x, a, dim=d),
-            lambda g, i, d=dim: np.concatenate(g, d), (2, 3), (2, 0), varies=False)
-        add(f"all_gather {dim} stack", lambda x, a, p, d=dim: fc.all_gather(x, a, dim=d, stack=True),
-            lambda g, i, d=dim: np.stack(g, d), (2, 3), (0,), varies=False)
-        add(f"own_slice {dim}", lambda x, a, p, d=dim: fc.own_slice(fc.broadcast(x, a), a, dim=d),
-            lambda g, i, d=dim: block(g[0], d, i, len(g)), lambda p: (p, 2 * p))
+        add(
+            f"all_gather {dim}",
+            lambda x, a, p, d=dim: fc.all_gather(x, a, dim=d),
+            lambda g, i, d=dim: np.concatenate(g, d),
+            (2, 3),
+            (2, 0),
+            varies=False,
+        )
+        add(
+            f"all_gather {dim} stack",
+            lambda x, a, p, d=dim: fc.all_gather(x, a, dim=d, stack=True),
+            lambda g, i, d=dim: np.stack(g, d),
+            (2, 3),
+            (0,),
+            varies=False,
+        )
+        add(
+            f"own_slice {dim}",
+            lambda x, a, p, d=dim: fc.own_slice(fc.broadcast(x, a), a, dim=d),
+            lambda g, i, d=dim: block(g[0], d, i, len(g)),
+            lambda p: (p, 2 * p),
+        )
         for root in (0, -1):
-            add(f"gather {dim} root {root}", lambda x, a, p, d=dim, r=root: fc.gather(x, a, root=r % p, dim=d),
+            add(
+                f"gather {dim} root {root}",
+                lambda x, a, p, d=dim, r=root: fc.gather(x, a, root=r % p, dim=d),
                 lambda g, i, d=dim, r=root: np.concatenate(g if i == r % len(g) else [np.zeros_like(s) for s in g], d),
-                (2, 3), (2, 0))
-            add(f"scatter {dim} root {root}", lambda x, a, p, d=dim, r=root: fc.scatter(x, a, root=r % p, dim=d),
-                lambda g, i, d=dim, r=root: block(g[r % len(g)], d, i, len(g)), lambda p: (p, 2 * p))
-    add("all_gather stack scalar", lambda x, a, p: fc.all_gather(x, a, stack=True), lambda g, i: np.stack(g), (),
-        varies=False)
+                (2, 3),
+                (2, 0),
+            )
+            add(
+                f"scatter {dim} root {root}",
+                lambda x, a, p, d=dim, r=root: fc.scatter(x, a, root=r % p, dim=d),
+                lambda g, i, d=dim, r=root: block(g[r % len(g)], d, i, len(g)),
+                lambda p: (p, 2 * p),
+            )
+    add("all_gather stack scalar", lambda x, a, p: fc.all_gather(x, a, stack=True), lambda g, i: np.stack(g), (), varies=False)
     for split, concat in ((0, 1), (1, 0), (0, 0), (1, -1)):
-        add(f"all_to_all {split}->{concat}",
+        add(
+            f"all_to_all {split}->{concat}",
             lambda x, a, p, s=split, c=concat: fc.all_to_all(x, a, split_dim=s, concat_dim=c),
             lambda g, i, s=split, c=concat: np.concatenate([block(x, s, i, len(g)) for x in g], c),
-            lambda p: (p, 2 * p), lambda p: (0, p))
+            lambda p: (p, 2 * p),
+            lambda p: (0, p),
+        )
     for name, pairs in {
-        "ring": lambda p: [(i, (i + 1) % p) for i in range(p)], "mirror": lambda p: [(p - 1 - i, i) for i in range(p)],
-        "one": lambda p: [(p - 1, 0)], "none": lambda p: [],
-    }.items():  # fmt: skip
+        "ring": lambda p: [(i, (i + 1) % p) for i in range(p)],
+        "mirror": lambda p: [(p - 1 - i, i) for i in range(p)],
+        "one": lambda p: [(p - 1, 0)],
+        "none": lambda p: [],
+    }.items():
+
         def received(g: list[Any], i: int, pairs: Any = pairs) -> Any:
             sources = [s for s, d in pairs(len(g)) if d == i]
             return g[sources[0]] if sources else np.zeros_like(g[i])
 
         add(f"permute {name}", lambda x, a, p, q=pairs: fc.permute(x, a, pairs=q(p)), received, (), (2, 3), (0,))
     for root in (0, 1, -1):
-        add(f"broadcast {root}", lambda x, a, p, r=root: fc.broadcast(x, a, root=r % p),
-            lambda g, i, r=root: g[r % len(g)], (), (2, 3), (0,), varies=False)
+        add(
+            f"broadcast {root}",
+            lambda x, a, p, r=root: fc.broadcast(x, a, root=r % p),
+            lambda g, i, r=root: g[r % len(g)],
+            (),
+            (2, 3),
+            (0,),
+            varies=False,
+        )
     add("barrier", lambda x, a, p: (fc.barrier(a), x)[1], lambda g, i: g[i], (2,))
     add("pvary", lambda x, a, p: fc.pvary(fc.broadcast(x, a), a), lambda g, i: g[0], (2,))
     add("axis_index", lambda x, a, p: fc.axis_index(a), lambda g, i: np.int32(i), (2,))

@@ -58,10 +58,12 @@ def large(non_temporal: float) -> None:
     values = [np.arange(rows * 3, dtype=np.float32).reshape(rows, 3) % 8191 + r for r in range(n)]
     part = rows // n
     wanted = {
-        "all_reduce": sum(values), "all_gather": np.concatenate(values), "broadcast": values[0],
+        "all_reduce": sum(values),
+        "all_gather": np.concatenate(values),
+        "broadcast": values[0],
         "reduce_scatter": sum(values)[rank * part :][:part],
         "all_to_all": np.concatenate([v[rank * part :][:part] for v in values]),
-    }  # fmt: skip
+    }
     for kind, want in wanted.items():
         options = {"split_dim": 0, "concat_dim": 0} if kind == "all_to_all" else {}
         out = P("d") if kind in ("reduce_scatter", "all_to_all") else P()
@@ -166,11 +168,20 @@ def both_axes(work) -> None:
 def threads() -> None:
     """Two threads over groups that have no rank order in common: neither waits for the other."""
     mesh = fc.make_mesh({"a": 2, "b": 2})
-    steps = {axis: fc.jit(lambda x, axis=axis: fc.all_reduce(x, axis), mesh=mesh, in_specs=P(("a", "b")),
-                          out_specs=P("b" if axis == "a" else "a")) for axis in "ab"}  # fmt: skip
+    steps = {
+        axis: fc.jit(
+            lambda x, axis=axis: fc.all_reduce(x, axis),
+            mesh=mesh,
+            in_specs=P(("a", "b")),
+            out_specs=P("b" if axis == "a" else "a"),
+        )
+        for axis in "ab"
+    }
     x, virtual = np.arange(4.0), Mesh({"a": 2, "b": 2}, range(4))
-    wanted = {axis: fc.jit(step.fn, mesh=virtual, in_specs=P(("a", "b")), out_specs=step.out_specs)(x).shards[fc.rank()]
-              for axis, step in steps.items()}  # fmt: skip
+    wanted = {
+        axis: fc.jit(step.fn, mesh=virtual, in_specs=P(("a", "b")), out_specs=step.out_specs)(x).shards[fc.rank()]
+        for axis, step in steps.items()
+    }
     wrong = []
 
     def work(axis):

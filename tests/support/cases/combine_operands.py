@@ -8,14 +8,31 @@ from funccoll.core.types import bfloat16
 
 LENGTH = 3001
 
-DTYPES = [np.dtype(t) for t in (
-    np.bool_, np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64, np.float16, bfloat16,
-    np.float32, np.float64, np.complex64, np.complex128,
-)]  # fmt: skip
+DTYPES = [
+    np.dtype(t)
+    for t in (
+        np.bool_,
+        np.int8,
+        np.uint8,
+        np.int16,
+        np.uint16,
+        np.int32,
+        np.uint32,
+        np.int64,
+        np.uint64,
+        np.float16,
+        bfloat16,
+        np.float32,
+        np.float64,
+        np.complex64,
+        np.complex128,
+    )
+]
 FAST = {
-    np.dtype(np.float32): ["sum", "mean", "max"], np.dtype(np.int32): ["sum", "prod", "xor"],
+    np.dtype(np.float32): ["sum", "mean", "max"],
+    np.dtype(np.int32): ["sum", "prod", "xor"],
     np.dtype(bfloat16): ["sum", "min"],
-}  # fmt: skip
+}
 """The kernels that `make test` compiles, in half a second each: for most operations one, and for three kinds of dtype."""
 
 

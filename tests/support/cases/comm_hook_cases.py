@@ -88,8 +88,9 @@ def int8_step(errors: np.ndarray, gradients: np.ndarray, block_size: int) -> tup
     width = count * length
     padded = np.zeros((devices, devices * width), gradients.dtype)
     padded[:, :n] = gradients + errors
-    sent = np.stack([np.concatenate([quantised(row[q * width : (q + 1) * width], count, length) for q in range(devices)])
-                     for row in padded])  # fmt: skip
+    sent = np.stack(
+        [np.concatenate([quantised(row[q * width : (q + 1) * width], count, length) for q in range(devices)]) for row in padded]
+    )
     left, result = padded - sent, []
     for owner in range(devices):
         at = slice(owner * width, (owner + 1) * width)

@@ -18,9 +18,15 @@ from funccoll.tools import cli
 from tests.support.machine_profiles import profile, times
 
 STATES = {
-    "as usual": "utf-8", "ascii": "ascii", "latin": "latin-1", "stdout closed": None, "no reader": "utf-8", "full": "utf-8",
-    "stderr closed": "utf-8", "all closed": None,
-}  # fmt: skip
+    "as usual": "utf-8",
+    "ascii": "ascii",
+    "latin": "latin-1",
+    "stdout closed": None,
+    "no reader": "utf-8",
+    "full": "utf-8",
+    "stderr closed": "utf-8",
+    "all closed": None,
+}
 """Each state of the standard streams, with the encoding of stdout where it is open."""
 SCRIPT = """
 import sys

@@ -43,6 +43,7 @@ def switch(x, m):
 
 def nested(x, m):
     """The bound of the inner loop differs in the second iteration of the outer one."""
+
     def outer(i, v):
         return fc.fori_loop(0, np.where(i == 1, m, np.int32(2)), lambda j, w: mean(w), v)
 
@@ -55,6 +56,7 @@ def branch_in_scan(x, m):
 
 def only_in_test(x, m):
     """The collective is in the condition."""
+
     def go_on(c):
         return (c[0] < m) & (mean(c[1])[0] > -1)
 
@@ -94,7 +96,7 @@ CASES: dict[str, tuple[Callable[..., Any], list[int], str]] = {
     "root": (from_root, [3, 4], f"{LOOP} (from_root) ended after 3 iterations on rank 0"),
     "gradient": (gradient_of_branch, [3, 4], f"{BRANCH} (<lambda>) took number 1 on rank 0, took number 0 on rank 1"),
     "tangent": (tangent_of_loop, [3, 4], f"{LOOP} (fori) ended after 3 iterations on rank 0, and rank 1 is"),
-}  # fmt: skip
+}
 """By name: the function, the bound or predicate of each rank, and what errors say."""
 
 
@@ -122,8 +124,12 @@ def differs(name: str, size: int) -> tuple[int, str]:
 def differs_in_a_called_function() -> str:
     """A loop in a jitted function that a gradient of a global function calls."""
     mesh = fc.make_mesh({"d": fc.world_size()})
-    step = fc.jit(lambda x, m: fc.scan(lambda v, i: (branch(v, m + 0 * i), None), x, np.arange(2))[0],
-                  mesh=mesh, in_specs=(P(), P()), out_specs=P())  # fmt: skip
+    step = fc.jit(
+        lambda x, m: fc.scan(lambda v, i: (branch(v, m + 0 * i), None), x, np.arange(2))[0],
+        mesh=mesh,
+        in_specs=(P(), P()),
+        out_specs=P(),
+    )
     after = fc.jit(mean, mesh=mesh, in_specs=P(), out_specs=P())
     loss = fc.value_and_grad(lambda x, m: np.sum(step(x, m) ** 2))
     x = np.ones(4, F4)
@@ -176,9 +182,7 @@ def alike(sizes: tuple[int, ...] = ()) -> None:
             for m in (0, 1, 3, 40, 4, 2) if sizes else (0, 3, 40, 2):
                 wanted = np.asarray(fake(x, np.int32(m)))
                 assert np.asarray(step(x, np.int32(m))).tobytes() == wanted.tobytes(), (name, size, m)
-    reduced = fc.jit(
-        lambda x, m: fori(x, fc.all_reduce(m[0], "d", op="max")), mesh=mesh, in_specs=(P(), P("d")), out_specs=P()
-    )
+    reduced = fc.jit(lambda x, m: fori(x, fc.all_reduce(m[0], "d", op="max")), mesh=mesh, in_specs=(P(), P("d")), out_specs=P())
     for k in range(70):  # more than a log has
         reduced(np.ones(2, F4), fc.from_local(np.array([k % 3 + fc.rank()], np.int32), mesh, P("d")))
 

@@ -69,6 +69,7 @@ def _distances(x: Any) -> Any:
     return np.sum(np.linalg.norm(x[:, None] - x[None], axis=-1))
 
 
+# fmt: off
 ROWS = [
     # lengths: 0 at the tip, which is the mean of all directions
     Row("np.linalg.norm(x)", np.linalg.norm, [0, 0], [0, 0], lambda t, x: t.linalg.norm(x)),
@@ -187,7 +188,8 @@ ROWS = [
     Row("np.where(x > 0, np.sqrt(np.where(x > 0, x, 1)), 0)",
         lambda x: np.where(x > 0, np.sqrt(np.where(x > 0, x, 1)), 0), 0, 0,
         lambda t, x: t.where(x > 0, t.sqrt(t.where(x > 0, x, 1)), 0)),
-]  # fmt: skip
+]
+# fmt: on
 
 SECOND = [
     Row("np.linalg.norm(x)", np.linalg.norm, [0, 0], NAN, lambda t, x: t.linalg.norm(x)),
@@ -215,12 +217,20 @@ def _cells(row: Row) -> str:
 def section() -> list[str]:
     """The section of docs/numpy.md."""
     return [
-        "## Derivatives at kinks, ties and poles", "",
+        "## Derivatives at kinks, ties and poles",
+        "",
         "Where 0/0 stands in the chain rule of a length, the derivative is 0: norms, deviations and angles at 0 train on.",
-        "Poles stay infinite. The column *torch* is for torch 2.13.", "",
-        "| function | x | derivative | torch | |", "|---|---|---|---|---|", *map(_cells, ROWS), "",
+        "Poles stay infinite. The column *torch* is for torch 2.13.",
+        "",
+        "| function | x | derivative | torch | |",
+        "|---|---|---|---|---|",
+        *map(_cells, ROWS),
+        "",
         "Second derivatives of a length do not exist at 0, and are NaN, so that no Hessian is wrong without a word. (That of",
-        "`np.linalg.norm(x) ** 2` exists: write `x @ x`.)", "",
-        "| function | x | each second derivative | torch |", "|---|---|---|---|",
-        *(_cells(row).rsplit("|", 2)[0] + "|" for row in SECOND), "",
-    ]  # fmt: skip
+        "`np.linalg.norm(x) ** 2` exists: write `x @ x`.)",
+        "",
+        "| function | x | each second derivative | torch |",
+        "|---|---|---|---|",
+        *(_cells(row).rsplit("|", 2)[0] + "|" for row in SECOND),
+        "",
+    ]

@@ -91,11 +91,14 @@ def fuzz(folder: Path, examples: int) -> int:
     # The same examples on every rank: nothing is random or depends on the time.
     @settings(max_examples=examples, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
     @given(
-        st.sampled_from(sorted(KINDS)), st.sampled_from([ALWAYS, DirectReads(2048, 4096), None]),
-        st.integers(1, 4).map(lambda i: 6**i), st.integers(1, 3),
+        st.sampled_from(sorted(KINDS)),
+        st.sampled_from([ALWAYS, DirectReads(2048, 4096), None]),
+        st.integers(1, 4).map(lambda i: 6**i),
+        st.integers(1, 3),
         st.lists(st.sampled_from(["private", "private", "shared", "strided", "file", "inside"]), min_size=n, max_size=n),
-        st.booleans(), st.booleans(),
-    )  # fmt: skip
+        st.booleans(),
+        st.booleans(),
+    )
     def check(kind, bounds, rows, columns, memory, read_only, donated):
         nonlocal calls, direct
         own.bounds = bounds

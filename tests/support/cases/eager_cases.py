@@ -138,8 +138,10 @@ def odd_arguments() -> None:
     mesh = fc.make_mesh({"d": n})
     whole = fc.jit(
         lambda x, y, z: (fc.all_reduce(x, "d"), fc.all_gather(y, "d", dim=1), fc.broadcast(fc.all_reduce(z, "d"), "d")),
-        mesh=mesh, in_specs=P("d"), out_specs=P(),
-    )  # fmt: skip
+        mesh=mesh,
+        in_specs=P("d"),
+        out_specs=P(),
+    )
     for i in range(100):
         x = np.arange(n, dtype=np.complex128) + 1j * i
         y = np.arange(24 * n).reshape(4 * n, 6)[:, ::2] + i
@@ -156,8 +158,11 @@ def exception_between() -> str:
     """An exception leaves rank 0's program after its broadcast; rank 1 has none, and calls on."""
     mesh = fc.make_mesh({"d": fc.world_size()})
     fails = fc.jit(
-        lambda x, i: np.take(fc.broadcast(x, "d"), i[0])[None], mesh=mesh, in_specs=(P("d"), P("d")), out_specs=P("d"),
-    )  # fmt: skip
+        lambda x, i: np.take(fc.broadcast(x, "d"), i[0])[None],
+        mesh=mesh,
+        in_specs=(P("d"), P("d")),
+        out_specs=P("d"),
+    )
     where = np.array([99 if fc.rank() == 0 else 0])
     index = fc.from_local(where, mesh, P("d"))
 
@@ -176,8 +181,11 @@ def exception_ahead() -> str:
     mesh = fc.make_mesh({"d": fc.world_size()})
     step, other, path = broadcast(mesh), over(mesh, lambda x: fc.all_reduce(x, "d")), flag("had it")
     fails = fc.jit(
-        lambda x, i: np.take(fc.broadcast(x, "d"), i[0])[None], mesh=mesh, in_specs=(P("d"), P("d")), out_specs=P("d"),
-    )  # fmt: skip
+        lambda x, i: np.take(fc.broadcast(x, "d"), i[0])[None],
+        mesh=mesh,
+        in_specs=(P("d"), P("d")),
+        out_specs=P("d"),
+    )
     there, nowhere = (fc.from_local(np.array([i]), mesh, P("d")) for i in (0, 99))
     step(own(mesh, 0)), other(own(mesh, 0)), fails(own(mesh, 0), there)
     if fc.rank() == 1:

@@ -48,7 +48,7 @@ from tests.support.ranks.failure_ranks import (
     serve,
     wait_for,
     work,
-)  # fmt: skip
+)
 
 
 @member
@@ -156,16 +156,21 @@ def signalled(number: int) -> Callable[[], None]:
 
 
 DEEDS: dict[str, Callable[[], Any]] = {
-    "die": signalled(signal.SIGKILL), "terminate": signalled(signal.SIGTERM), "stop": signalled(signal.SIGSTOP),
-    "interrupt": signalled(signal.SIGINT), "vanish": lambda: os._exit(0), "leave": sys.exit, "exit": lambda: sys.exit(3),
+    "die": signalled(signal.SIGKILL),
+    "terminate": signalled(signal.SIGTERM),
+    "stop": signalled(signal.SIGSTOP),
+    "interrupt": signalled(signal.SIGINT),
+    "vanish": lambda: os._exit(0),
+    "leave": sys.exit,
+    "exit": lambda: sys.exit(3),
     "raise": enough,
-}  # fmt: skip
+}
 
 
 @member
 def failing(
     culprits: list[int], deed: str, caught: bool = True, stay: bool = False, end: int = 1_000_000, timeout: float | None = None
-) -> None:  # fmt: skip
+) -> None:
     """Some ranks do something between two steps, and go on if they can; the others tell what they are told."""
     steps = Steps(Program(), caught)
     steps.run(3)

@@ -28,6 +28,7 @@ def line_mesh() -> Any:
 
 def norm(mesh: Any, spec: Any = P("d")) -> Any:
     """A jitted function whose collective has one shape, whatever the arguments' shapes are."""
+
     def norm(w, x):
         return fc.all_reduce(fc.pvary(np.sum(x * x), "d"), "d") * w
 
@@ -42,6 +43,7 @@ def own_array(size: int) -> tuple[str, str]:
 
 def own_parameters() -> tuple[str, str]:
     """Each rank has drawn parameters of its own, in a pytree."""
+
     def loss(params, x):
         return fc.all_reduce(np.sum(x @ params["w"]), "d")
 
@@ -231,6 +233,7 @@ def legal(directory: str) -> list[str]:
 
 def in_a_scan() -> tuple[str, str]:
     """The collective is in a loop of fixed length."""
+
     def scanned(a):
         return fc.scan(lambda c, v: (c + fc.all_reduce(np.sum(v), "d"), None), 0.0, a)[0]
 

@@ -16,9 +16,15 @@ from funccoll.core.mesh import Mesh
 from funccoll.core.types import bfloat16
 
 X86 = platform.machine() == "x86_64"
-ROUNDINGS = {"upward": 0x800, "downward": 0x400, "toward zero": 0xC00} if X86 else {
-    "upward": 0x400000, "downward": 0x800000, "toward zero": 0xC00000,
-}  # fmt: skip
+ROUNDINGS = (
+    {"upward": 0x800, "downward": 0x400, "toward zero": 0xC00}
+    if X86
+    else {
+        "upward": 0x400000,
+        "downward": 0x800000,
+        "toward zero": 0xC00000,
+    }
+)
 """The arguments of fesetround."""
 WORD, FLUSH = (7, 0x8040) if X86 else (0, 1 << 24)
 """The 32-bit word of a fenv_t with the control register, and the bits in it that have no subnormal numbers."""
@@ -109,17 +115,22 @@ def programs(mesh: Mesh) -> list[tuple[Callable[..., Any], list[np.ndarray]]]:
     varying = lambda x: [compute(x)[0], fc.all_reduce(compute(x)[1], "d"), compute(x)[2]]
     return [
         *(made(collectives, [P(), P(), P(), P("d")], f4, size) for size in (8, 4096)),
-        (fc.jit(one_sum, mesh=mesh, in_specs=P("d"), out_specs=P()), [g]), made(one_sum, P(), np.float64),
-        made(one_mean, P(), np.float16), made(one_mean, P(), bfloat16), made(varying, [P("d"), P(), P("d")], f4),
+        (fc.jit(one_sum, mesh=mesh, in_specs=P("d"), out_specs=P()), [g]),
+        made(one_sum, P(), np.float64),
+        made(one_mean, P(), np.float16),
+        made(one_mean, P(), bfloat16),
+        made(varying, [P("d"), P(), P("d")], f4),
         made(loop, P(), f4),
         (fc.jit(lambda p, g: step(p, g[0]), mesh=mesh, in_specs=(P(), P("d")), out_specs=P()), [g[0], g]),
-    ]  # fmt: skip
+    ]
 
 
 def bits(result: Any) -> bytes:
     """The bits of this process's blocks of all results."""
-    return b"".join(np.ascontiguousarray(leaf.local if leaf.sharding.mesh.process is not None else leaf.shards[0]).tobytes()
-                    for leaf in fc.tree.leaves(result))  # fmt: skip
+    return b"".join(
+        np.ascontiguousarray(leaf.local if leaf.sharding.mesh.process is not None else leaf.shards[0]).tobytes()
+        for leaf in fc.tree.leaves(result)
+    )
 
 
 def same_bits(*names: str) -> None:

@@ -58,8 +58,15 @@ def in_a_cycle(different: tuple[int, ...], folder: Path, others: int = 0) -> str
     for _ in range(others):
         threading.Thread(target=threading.Event().wait, daemon=True).start()
     mesh = fc.make_mesh({"a": 2, "b": 2})
-    steps = [fc.jit(lambda x, axis=axis: fc.all_reduce(x, axis), mesh=mesh, in_specs=P(("a", "b")),
-                    out_specs=P("b" if axis == "a" else "a")) for axis in "ab"]  # fmt: skip
+    steps = [
+        fc.jit(
+            lambda x, axis=axis: fc.all_reduce(x, axis),
+            mesh=mesh,
+            in_specs=P(("a", "b")),
+            out_specs=P("b" if axis == "a" else "a"),
+        )
+        for axis in "ab"
+    ]
     x = np.arange(4.0)
     for step in steps:
         step(x)
@@ -169,6 +176,7 @@ def holding_the_interrupt(n: int, folder: Path) -> list[str]:
     step(a)
     told = []
     if fc.rank() == 0:
+
         def interrupt():
             raise KeyboardInterrupt
 

@@ -55,11 +55,18 @@ def reduced(b: Any, rng: Any, x: Any, y: Any) -> Any:
 def rearranged(b: Any, rng: Any, x: Any, y: Any) -> Any:
     rows, columns = x.shape
     return [
-        lambda: x.T, lambda: b.np.reshape(x, (columns, rows)), lambda: b.np.flip(x, 0), lambda: b.np.roll(x, 1, 1),
-        lambda: b.np.concatenate([x, b.np.tanh(x)], axis=1), lambda: x[::2, :], lambda: x[:, -1:] * x,
-        lambda: b.np.take(x, np.array([0, rows - 1, 0]), axis=0), lambda: b.np.where(x > 0.1, x, matched(b, y, x)),
-        lambda: b.at(x)[0, :].add(b.np.mean(y)), lambda: b.np.stack([x, 2 * x], axis=1).reshape(2 * rows, columns),
-    ][rng.integers(11)]()  # fmt: skip
+        lambda: x.T,
+        lambda: b.np.reshape(x, (columns, rows)),
+        lambda: b.np.flip(x, 0),
+        lambda: b.np.roll(x, 1, 1),
+        lambda: b.np.concatenate([x, b.np.tanh(x)], axis=1),
+        lambda: x[::2, :],
+        lambda: x[:, -1:] * x,
+        lambda: b.np.take(x, np.array([0, rows - 1, 0]), axis=0),
+        lambda: b.np.where(x > 0.1, x, matched(b, y, x)),
+        lambda: b.at(x)[0, :].add(b.np.mean(y)),
+        lambda: b.np.stack([x, 2 * x], axis=1).reshape(2 * rows, columns),
+    ][rng.integers(11)]()
 
 
 COMPUTE: list[Callable[..., Any]] = [
@@ -72,8 +79,13 @@ COMPUTE: list[Callable[..., Any]] = [
     lambda b, rng, x, y: x * b.nn.softmax(x, axis=-1) + b.nn.logsumexp(x, axis=-1)[:, None],
     lambda b, rng, x, y: b.np.tanh(b.np.cumsum(x, axis=0)) + b.stop_gradient(b.np.mean(y)),
     lambda b, rng, x, y: b.nn.log_softmax(x + b.np.mean(y)),
-    contract, contract, reduced, reduced, rearranged, rearranged,
-]  # fmt: skip
+    contract,
+    contract,
+    reduced,
+    reduced,
+    rearranged,
+    rearranged,
+]
 
 
 # ---------------------------------------------------------------- collectives

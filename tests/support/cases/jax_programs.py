@@ -211,8 +211,6 @@ def matmul_on_a_grid(b, x, w):
     return b.all_reduce(b.np.sum(b.np.tanh(y)), ("model", "data")), [y]
 
 
-
-
 @program(GRID, Input((16, 4), P(("data", "model"))))
 def reductions_in_steps(b, x):
     """reduce_scatter on one axis, all_reduce on the other, all_gather on the first: an all_reduce in all."""

@@ -6,8 +6,15 @@ import re
 from collections.abc import Sequence
 
 
-def step(index: int, type: str, src: str = "i-1", dst: str = "o-1", count: int = 1, depends: Sequence[int] = (-1, -1),
-    awaited: int = 0) -> str:
+def step(
+    index: int,
+    type: str,
+    src: str = "i-1",
+    dst: str = "o-1",
+    count: int = 1,
+    depends: Sequence[int] = (-1, -1),
+    awaited: int = 0,
+) -> str:
     """A step; a place is a letter and an offset, such as "i0"."""
     return (
         f'<step s="{index}" type="{type}" srcbuf="{src[0]}" srcoff="{src[1:]}" dstbuf="{dst[0]}" dstoff="{dst[1:]}" '
@@ -35,6 +42,7 @@ def exchange_in_place() -> str:
 
     Without buffers it deadlocks.
     """
+
     def gpu(rank: int) -> tuple[tuple[int, int, int], list[str]]:
         other = 1 - rank
         steps = [step(0, "s", "i0", "s0"), step(1, "r", "i0", "s0", awaited=1)]
@@ -45,6 +53,7 @@ def exchange_in_place() -> str:
 
 def pairs(p: int, own_first: bool) -> str:
     """all_reduce over pairs: all send to all, and each rank adds in the order of ranks, or its own value first."""
+
     def gpu(rank: int) -> tuple[tuple[int, int, int], list[str]]:
         others = [other for other in range(p) if other != rank]
         messages = [
@@ -86,40 +95,54 @@ def overwritten_after_send() -> str:
 
     The receiver waits for the second send of another connection before it takes the first.
     """
-    root = [block(0, 1, -1, [step(0, "cpy", "i0", "s0"), step(1, "s", "s0", "o0"), step(2, "cpy", "i1", "s0", awaited=1)]),
-            block(1, 1, -1, [step(0, "s", "s0", "o1", depends=(0, 2))], chan=1),
-            block(2, -1, -1, [step(0, "cpy", "i0", "o0", count=2)])]  # fmt: skip
-    other = [block(0, -1, 0, [step(0, "r", "s0", "o0", depends=(1, 0))]), block(1, -1, 0, [step(0, "r", "s0", "o1",
-        awaited=1)], chan=1)]
+    root = [
+        block(0, 1, -1, [step(0, "cpy", "i0", "s0"), step(1, "s", "s0", "o0"), step(2, "cpy", "i1", "s0", awaited=1)]),
+        block(1, 1, -1, [step(0, "s", "s0", "o1", depends=(0, 2))], chan=1),
+        block(2, -1, -1, [step(0, "cpy", "i0", "o0", count=2)]),
+    ]
+    other = [
+        block(0, -1, 0, [step(0, "r", "s0", "o0", depends=(1, 0))]),
+        block(1, -1, 0, [step(0, "r", "s0", "o1", awaited=1)], chan=1),
+    ]
     return algorithm("broadcast", 2, [((2, 2, 1), root), ((0, 2, 0), other)], nchannels=2)
 
 
 def overwritten_late() -> str:
     """The same where the first send may wait for its receive, which comes late: nothing need be buffered."""
-    root = [block(0, 1, -1, [step(0, "cpy", "i0", "s0"), step(1, "s", "s0", "o0"), step(2, "cpy", "i1", "s0")]),
-            block(1, 1, -1, [step(0, "s", "i1", "o1")], chan=1), block(2, -1, -1, [step(0, "cpy", "i0", "o0", count=2)])]
-    other = [block(0, -1, 0, [step(0, "r", "s0", "o0", depends=(1, 2))]),
-             block(1, -1, 0, [step(0, "r", "i1", "o1"), step(1, "cpy", "o1", "s0"), step(2, "cpy", "s0", "s1", awaited=1)],
-                   chan=1)]  # fmt: skip
+    root = [
+        block(0, 1, -1, [step(0, "cpy", "i0", "s0"), step(1, "s", "s0", "o0"), step(2, "cpy", "i1", "s0")]),
+        block(1, 1, -1, [step(0, "s", "i1", "o1")], chan=1),
+        block(2, -1, -1, [step(0, "cpy", "i0", "o0", count=2)]),
+    ]
+    other = [
+        block(0, -1, 0, [step(0, "r", "s0", "o0", depends=(1, 2))]),
+        block(1, -1, 0, [step(0, "r", "i1", "o1"), step(1, "cpy", "o1", "s0"), step(2, "cpy", "s0", "s1", awaited=1)], chan=1),
+    ]
     return algorithm("broadcast", 2, [((2, 2, 1), root), ((0, 2, 2), other)], nchannels=2)
 
 
 def gather_in_place() -> str:
     """all_gather in place on two ranks: the input is a slice of the output."""
+
     def gpu(r: int) -> tuple[tuple[int, int, int], list[str]]:
         other = 1 - r
-        return (1, 2, 0), [block(0, other, -1, [step(0, "s", "i0", f"o{r}")]), block(1, -1, other, [step(0, "r", "i0",
-            f"o{other}")])]
+        return (1, 2, 0), [
+            block(0, other, -1, [step(0, "s", "i0", f"o{r}")]),
+            block(1, -1, other, [step(0, "r", "i0", f"o{other}")]),
+        ]
 
     return algorithm("allgather", 2, [gpu(0), gpu(1)], inplace=1)
 
 
 def scatter_in_place() -> str:
     """reduce_scatter in place on two ranks, by msccl-tools' name for it: the output is a slice of the input."""
+
     def gpu(r: int) -> tuple[tuple[int, int, int], list[str]]:
         other = 1 - r
-        return (2, 1, 0), [block(0, other, -1, [step(0, "s", f"i{other}", f"i{other}")]),
-                           block(1, -1, other, [step(0, "rrc", f"i{r}", "o0")])]  # fmt: skip
+        return (2, 1, 0), [
+            block(0, other, -1, [step(0, "s", f"i{other}", f"i{other}")]),
+            block(1, -1, other, [step(0, "rrc", f"i{r}", "o0")]),
+        ]
 
     return algorithm("reduce_scatter", 2, [gpu(0), gpu(1)], inplace=1)
 

@@ -66,30 +66,97 @@ def distinct(*shape: int) -> np.ndarray:
 # ---------------------------------------------------------------- ufuncs: arguments at which they are smooth
 
 UNARY = {
-    np.negative: (-2, 2), np.positive: (-2, 2), np.absolute: (0.3, 2), np.fabs: (-2, -0.3), np.conjugate: (-2, 2),
-    np.reciprocal: (0.4, 2), np.square: (-2, 2), np.sqrt: (0.3, 3), np.cbrt: (0.3, 3), np.exp: (-2, 2),
-    np.exp2: (-2, 2), np.expm1: (-1, 1), np.log: (0.3, 3), np.log2: (0.3, 3), np.log10: (0.3, 3), np.log1p: (-0.5, 2),
-    np.sin: (-3, 3), np.cos: (-3, 3), np.tan: (-1, 1), np.arcsin: (-0.8, 0.8), np.arccos: (-0.8, 0.8),
-    np.arctan: (-2, 2), np.sinh: (-2, 2), np.cosh: (-2, 2), np.tanh: (-2, 2), np.arcsinh: (-2, 2),
-    np.arccosh: (1.3, 3), np.arctanh: (-0.7, 0.7), np.degrees: (-2, 2), np.radians: (-90, 90), np.rad2deg: (-2, 2),
+    np.negative: (-2, 2),
+    np.positive: (-2, 2),
+    np.absolute: (0.3, 2),
+    np.fabs: (-2, -0.3),
+    np.conjugate: (-2, 2),
+    np.reciprocal: (0.4, 2),
+    np.square: (-2, 2),
+    np.sqrt: (0.3, 3),
+    np.cbrt: (0.3, 3),
+    np.exp: (-2, 2),
+    np.exp2: (-2, 2),
+    np.expm1: (-1, 1),
+    np.log: (0.3, 3),
+    np.log2: (0.3, 3),
+    np.log10: (0.3, 3),
+    np.log1p: (-0.5, 2),
+    np.sin: (-3, 3),
+    np.cos: (-3, 3),
+    np.tan: (-1, 1),
+    np.arcsin: (-0.8, 0.8),
+    np.arccos: (-0.8, 0.8),
+    np.arctan: (-2, 2),
+    np.sinh: (-2, 2),
+    np.cosh: (-2, 2),
+    np.tanh: (-2, 2),
+    np.arcsinh: (-2, 2),
+    np.arccosh: (1.3, 3),
+    np.arctanh: (-0.7, 0.7),
+    np.degrees: (-2, 2),
+    np.radians: (-90, 90),
+    np.rad2deg: (-2, 2),
     np.deg2rad: (-90, 90),
-}  # fmt: skip
+}
 COMPLEX_UNARY = [
-    np.negative, np.positive, np.absolute, np.conjugate, np.reciprocal, np.square, np.sqrt, np.exp, np.exp2, np.expm1,
-    np.log, np.log2, np.log10, np.log1p, np.sin, np.cos, np.tan, np.arcsin, np.arccos, np.arctan, np.sinh, np.cosh,
-    np.tanh, np.arcsinh, np.arccosh, np.arctanh,
-]  # fmt: skip
+    np.negative,
+    np.positive,
+    np.absolute,
+    np.conjugate,
+    np.reciprocal,
+    np.square,
+    np.sqrt,
+    np.exp,
+    np.exp2,
+    np.expm1,
+    np.log,
+    np.log2,
+    np.log10,
+    np.log1p,
+    np.sin,
+    np.cos,
+    np.tan,
+    np.arcsin,
+    np.arccos,
+    np.arctan,
+    np.sinh,
+    np.cosh,
+    np.tanh,
+    np.arcsinh,
+    np.arccosh,
+    np.arctanh,
+]
 BINARY = {
-    np.add: (-2, 2), np.subtract: (-2, 2), np.multiply: (-2, 2), np.divide: (0.5, 2), np.power: (0.5, 2),
-    np.float_power: (0.5, 2), np.logaddexp: (-2, 2), np.logaddexp2: (-2, 2), np.arctan2: (0.3, 2), np.hypot: (0.3, 2),
-    np.maximum: (-2, 2), np.minimum: (-2, 2), np.fmax: (-2, 2), np.fmin: (-2, 2), np.copysign: (0.2, 2),
-}  # fmt: skip
+    np.add: (-2, 2),
+    np.subtract: (-2, 2),
+    np.multiply: (-2, 2),
+    np.divide: (0.5, 2),
+    np.power: (0.5, 2),
+    np.float_power: (0.5, 2),
+    np.logaddexp: (-2, 2),
+    np.logaddexp2: (-2, 2),
+    np.arctan2: (0.3, 2),
+    np.hypot: (0.3, 2),
+    np.maximum: (-2, 2),
+    np.minimum: (-2, 2),
+    np.fmax: (-2, 2),
+    np.fmin: (-2, 2),
+    np.copysign: (0.2, 2),
+}
 STEPS = [np.floor, np.ceil, np.rint, np.trunc, np.sign]
 PREDICATES = [np.isnan, np.isinf, np.isfinite, np.signbit, np.logical_not]
 RELATIONS = [
-    np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal, np.logical_and, np.logical_or,
+    np.equal,
+    np.not_equal,
+    np.less,
+    np.less_equal,
+    np.greater,
+    np.greater_equal,
+    np.logical_and,
+    np.logical_or,
     np.logical_xor,
-]  # fmt: skip
+]
 INTEGER_BINARY = [np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.left_shift, np.right_shift, np.gcd, np.lcm]
 INTEGER_UNARY = [np.invert, np.bitwise_count]
 
@@ -220,9 +287,14 @@ for _others in [(np.float32,), (np.int64, 2.0), (3, "i8"), (np.ones(2, np.comple
 # ---------------------------------------------------------------- reductions
 
 _AXES = [
-    {}, {"axis": 0}, {"axis": -1}, {"axis": (0, 2)}, {"axis": (-1, 0), "keepdims": True}, {"axis": None, "keepdims": True},
+    {},
+    {"axis": 0},
+    {"axis": -1},
+    {"axis": (0, 2)},
+    {"axis": (-1, 0), "keepdims": True},
+    {"axis": None, "keepdims": True},
     {"axis": ()},
-]  # fmt: skip
+]
 _zeros_in = np.array([[[0.0, 2.0], [3.0, 0.0]], [[1.5, 0.0], [0.5, -2.0]]])
 for _kw in _AXES:
     for _f in (np.sum, np.mean, np.var, np.std):
@@ -396,13 +468,28 @@ for _axes in (0, 1, 2, ([1], [0]), ((0, 1), (1, 0)), (-1, 0)):
 add(np.tensordot, lambda x, y: np.tensordot(x, y, ((2, 0), (0, 1))), normal(2, 1, 3), normal(3, 2), exact=False)
 add(np.tensordot, np.tensordot, ints(0, 9, 2, 3), ints(0, 9, 2, 3), grad=DISCRETE)
 for _s, *_shapes in [
-    ("ij,jk->ik", (2, 3), (3, 2)), ("ij,jk", (2, 3), (3, 2)), ("ij->ji", (2, 3)), ("ij->", (2, 3)), ("ij->i", (2, 3)),
-    ("ii->i", (3, 3)), ("ii", (3, 3)), ("iij->ij", (2, 2, 3)), ("i,i", (3,), (3,)), ("i,j->ij", (2,), (3,)),
-    ("...ij,...jk->...ik", (2, 2, 3), (2, 3, 2)), ("...ij,...jk->...ik", (2, 1, 2, 3), (3, 3, 2)), ("...i->...", (2, 3)),
-    ("bij,bjk,bkl->bil", (2, 2, 2), (2, 2, 2), (2, 2, 2)), ("i,,j->ij", (2,), (), (3,)), ("ij,ij->i", (2, 3), (1, 3)),
-    (" b i , i -> b ", (2, 3), (3,)), ("ijj,jk->k", (2, 3, 3), (3, 2)), ("...,...", (2, 3), (3,)), ("ba", (2, 3)),
+    ("ij,jk->ik", (2, 3), (3, 2)),
+    ("ij,jk", (2, 3), (3, 2)),
+    ("ij->ji", (2, 3)),
+    ("ij->", (2, 3)),
+    ("ij->i", (2, 3)),
+    ("ii->i", (3, 3)),
+    ("ii", (3, 3)),
+    ("iij->ij", (2, 2, 3)),
+    ("i,i", (3,), (3,)),
+    ("i,j->ij", (2,), (3,)),
+    ("...ij,...jk->...ik", (2, 2, 3), (2, 3, 2)),
+    ("...ij,...jk->...ik", (2, 1, 2, 3), (3, 3, 2)),
+    ("...i->...", (2, 3)),
+    ("bij,bjk,bkl->bil", (2, 2, 2), (2, 2, 2), (2, 2, 2)),
+    ("i,,j->ij", (2,), (), (3,)),
+    ("ij,ij->i", (2, 3), (1, 3)),
+    (" b i , i -> b ", (2, 3), (3,)),
+    ("ijj,jk->k", (2, 3, 3), (3, 2)),
+    ("...,...", (2, 3), (3,)),
+    ("ba", (2, 3)),
     ("...ii->...i", (2, 3, 3)),
-]:  # fmt: skip
+]:
     add(np.einsum, lambda *xs, s=_s: np.einsum(s, *xs), *(normal(*s) for s in _shapes), exact=False)
 add(np.einsum, lambda x, y: np.einsum("ij,jk->ik", x, y), cplx(2, 3), normal(3, 2), exact=False)
 _i8, _i32 = ints(0, 9, 2, 3, dtype=np.int8), ints(0, 9, 3, dtype=np.int32)
@@ -414,11 +501,24 @@ add(np.trace, lambda x: np.trace(x, axis1=0, axis2=-1), normal(3, 2, 3), exact=F
 add(np.trace, np.trace, ints(0, 9, 2, 2, dtype=np.int8), grad=DISCRETE)
 add(np.diagonal, lambda x: np.diagonal(x, axis1=-1, axis2=0), normal(3, 2, 3))
 for _kw in (
-    {}, {"axis": 0}, {"axis": -1, "keepdims": True}, {"axis": (0, 1)}, {"axis": 1, "ord": 1}, {"axis": 1, "ord": 3},
-    {"axis": 1, "ord": 2}, {"ord": "fro"}, {"keepdims": True}, {"axis": 0, "ord": 0.5}, {"axis": 1, "ord": np.inf},
-    {"axis": 1, "ord": -np.inf}, {"ord": 1}, {"ord": -1}, {"ord": np.inf}, {"ord": -np.inf, "keepdims": True},
+    {},
+    {"axis": 0},
+    {"axis": -1, "keepdims": True},
+    {"axis": (0, 1)},
+    {"axis": 1, "ord": 1},
+    {"axis": 1, "ord": 3},
+    {"axis": 1, "ord": 2},
+    {"ord": "fro"},
+    {"keepdims": True},
+    {"axis": 0, "ord": 0.5},
+    {"axis": 1, "ord": np.inf},
+    {"axis": 1, "ord": -np.inf},
+    {"ord": 1},
+    {"ord": -1},
+    {"ord": np.inf},
+    {"ord": -np.inf, "keepdims": True},
     {"axis": (1, 0), "ord": 1},
-):  # fmt: skip
+):
     add(np.linalg.norm, lambda x, kw=_kw: np.linalg.norm(x, **kw), normal(2, 3), exact=False)
 add(np.linalg.norm, lambda x: np.linalg.norm(x, 0), np.array([0.0, 2.0, 3.0]), grad=FORWARD)
 add(np.linalg.norm, np.linalg.norm, cplx(2, 3), exact=False)

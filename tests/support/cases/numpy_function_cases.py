@@ -170,8 +170,13 @@ add(np.full, lambda x: np.full((2, 3), x[1], like=x), normal(2))
 add(np.full, lambda x: np.full((2, 3), x, like=x), normal(3))
 add(np.full, lambda x: np.full(2, x, dtype=np.int8, like=x), np.array([2.7, -1.2]), grad=ZERO)
 for _f, _args in (
-    (np.zeros, (2,)), (np.ones, ((2, 3),)), (np.eye, (3,)), (np.identity, (2,)), (np.arange, (4,)), (np.tri, (3, 2, 1)),
-):  # fmt: skip
+    (np.zeros, (2,)),
+    (np.ones, ((2, 3),)),
+    (np.eye, (3,)),
+    (np.identity, (2,)),
+    (np.arange, (4,)),
+    (np.tri, (3, 2, 1)),
+):
     add(_f, lambda x, f=_f, a=_args: f(*a, like=x), normal(2), grad=DISCRETE if _f is np.arange else ZERO)
 add(np.empty, lambda x: np.zeros_like(np.empty((2, 2), like=x)), normal(2), grad=ZERO)
 for _kw in ({}, {"num": 5}, {"num": 4, "endpoint": False}, {"num": 1}, {"num": 0}, {"num": 3, "axis": -1}):
@@ -255,9 +260,20 @@ for _f, _q in ((np.quantile, [0.0, 0.3, 0.5, 1.0]), (np.percentile, [0, 30, 50, 
     add(_f, lambda x, f=_f, q=_q: f(x, q), ints(0, 99, 9), grad=DISCRETE)
     add(_f, lambda x, f=_f, q=_q: f(x, q, axis=1), _holes, grad=FORWARD)
 for _method in (
-    "linear", "lower", "higher", "nearest", "midpoint", "hazen", "weibull", "median_unbiased", "normal_unbiased",
-    "interpolated_inverted_cdf", "inverted_cdf", "averaged_inverted_cdf", "closest_observation",
-):  # fmt: skip
+    "linear",
+    "lower",
+    "higher",
+    "nearest",
+    "midpoint",
+    "hazen",
+    "weibull",
+    "median_unbiased",
+    "normal_unbiased",
+    "interpolated_inverted_cdf",
+    "inverted_cdf",
+    "averaged_inverted_cdf",
+    "closest_observation",
+):
     add(np.quantile, lambda x, m=_method: np.quantile(x, [0.0, 0.13, 0.5, 0.77, 1.0], method=m), distinct(8))
     add(np.nanquantile, lambda x, m=_method: np.nanquantile(x, [0.0, 0.13, 0.5, 1.0], axis=1, method=m), _holes, grad=FORWARD)
     add(np.quantile, lambda x, m=_method: np.quantile(x, [0.0, 0.5, 1.0], method=m), np.array([-0.0, -0.0]), grad=FORWARD)

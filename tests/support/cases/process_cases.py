@@ -204,9 +204,13 @@ def gradients(n: int, same: Same, **choice: Any) -> None:
 
 
 def table(
-    n: int, same: Same, dtypes: list[np.dtype] = DTYPES, change: Callable[..., Callable[..., Any]] = lambda call: call,
-    cases: Sequence[Case] = tuple(CASES.values()), in_turn: bool = False,
-) -> None:  # fmt: skip
+    n: int,
+    same: Same,
+    dtypes: list[np.dtype] = DTYPES,
+    change: Callable[..., Callable[..., Any]] = lambda call: call,
+    cases: Sequence[Case] = tuple(CASES.values()),
+    in_turn: bool = False,
+) -> None:
     """The same in all of them, of each case's function or of one that is made from it.
 
     in_turn: of all choices of axes each case has one, and the next case the next.
@@ -308,9 +312,10 @@ def staged(n: int, same: Same) -> None:
     x = values((n * n, 67), np.float32)
     root, pairs = n - 1, [(i, i + 1) for i in range(n - 1)]
     without = {
-        "reduce": lambda x: fc.reduce(x, "d", root=root), "gather": lambda x: fc.gather(x, "d", root=root),
+        "reduce": lambda x: fc.reduce(x, "d", root=root),
+        "gather": lambda x: fc.gather(x, "d", root=root),
         "permute": lambda x: fc.permute(x, "d", pairs=pairs),
-    }  # fmt: skip
+    }
     for first in without.values():
         same(lambda x, first=first: fc.all_reduce(first(x), "d"), d, (x,), every, P())
         same(lambda x, first=first: (fc.broadcast(first(x), "d", root=0), first(x)), d, (x,), every, (P(), every))
@@ -456,18 +461,35 @@ def loops(n: int, same: Same) -> None:
 
 EVEN, ODD = (tuple(CASES.values())[first::2] for first in (0, 1))
 CASES_BY_NAME = {
-    "table": few, "fewest": fewest, "half of fewest": half_of_fewest,
-    "fewest of all dtypes": lambda n, same: fewest(n, same, DTYPES), "whole table": table,
-    "table in turn": functools.partial(few, in_turn=True), "gradients in turn": functools.partial(gradients, in_turn=True),
-    "even table": functools.partial(few, cases=EVEN), "even gradients": functools.partial(gradients, cases=EVEN),
-    "odd table": functools.partial(few, cases=ODD), "odd gradients": functools.partial(gradients, cases=ODD),
-    "gradients": gradients, "collectives": collectives, "half of collectives": functools.partial(collectives, half=True),
-    "forced": forced, "staged": staged, "in pieces": in_pieces,
-    "programs": programs, "nans": nans, "data_parallel": data_parallel, "communication hooks": hooks, "loops": loops,
-    "memory orders": memory_orders, "transformers": transformers,
-}  # fmt: skip
+    "table": few,
+    "fewest": fewest,
+    "half of fewest": half_of_fewest,
+    "fewest of all dtypes": lambda n, same: fewest(n, same, DTYPES),
+    "whole table": table,
+    "table in turn": functools.partial(few, in_turn=True),
+    "gradients in turn": functools.partial(gradients, in_turn=True),
+    "even table": functools.partial(few, cases=EVEN),
+    "even gradients": functools.partial(gradients, cases=EVEN),
+    "odd table": functools.partial(few, cases=ODD),
+    "odd gradients": functools.partial(gradients, cases=ODD),
+    "gradients": gradients,
+    "collectives": collectives,
+    "half of collectives": functools.partial(collectives, half=True),
+    "forced": forced,
+    "staged": staged,
+    "in pieces": in_pieces,
+    "programs": programs,
+    "nans": nans,
+    "data_parallel": data_parallel,
+    "communication hooks": hooks,
+    "loops": loops,
+    "memory orders": memory_orders,
+    "transformers": transformers,
+}
 SIMULATED: dict[str, Callable[[int, Same], None]] = {
-    **CASES_BY_NAME, "forced": lambda n, same: forced(n, same, 120, 61), "nans": lambda n, same: nans(n, same, lengths=(7, 61)),
+    **CASES_BY_NAME,
+    "forced": lambda n, same: forced(n, same, 120, 61),
+    "nans": lambda n, same: nans(n, same, lengths=(7, 61)),
 }
 """For simulators of GPUs, which take a millisecond for some elements: the same with fewer of them."""
 SEGMENTS = {"staged": 200, "staged in one segment": 1 << 20}

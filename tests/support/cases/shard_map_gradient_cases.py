@@ -103,9 +103,11 @@ def _pytrees_and_loops(f, mesh):
 
 
 CASES = {
-    "one call": _one_call, "whole operations around": _whole_operations_around,
-    "split between calls": _split_between_calls, "pytrees and loops": _pytrees_and_loops,
-}  # fmt: skip
+    "one call": _one_call,
+    "whole operations around": _whole_operations_around,
+    "split between calls": _split_between_calls,
+    "pytrees and loops": _pytrees_and_loops,
+}
 
 
 def split_cotangents(f: Any, mesh: fc.Mesh) -> list[fc.Array]:

@@ -131,9 +131,14 @@ def steady() -> tuple[int, int, int]:
     heap = mesh.transport.job.heap
     x = fc.from_local(np.ones(COUNT, np.float32), mesh, P("d"))
     private = np.ones(fc.world_size() * COUNT, np.float32)
-    steps = [jitted(fn, mesh) for fn in (
-        lambda x: fc.broadcast(x, "d"), lambda x: fc.all_gather(x, "d"), lambda x: fc.all_reduce(x, "d"),
-    )]  # fmt: skip
+    steps = [
+        jitted(fn, mesh)
+        for fn in (
+            lambda x: fc.broadcast(x, "d"),
+            lambda x: fc.all_gather(x, "d"),
+            lambda x: fc.all_reduce(x, "d"),
+        )
+    ]
 
     def run(times: int) -> int:
         for _ in range(times):
@@ -313,19 +318,30 @@ def exported(library: str) -> dict[str, str]:
     small = fc.from_local(np.zeros(3, np.float32), mesh, P("d"))
     bf16 = fc.from_local(np.zeros(COUNT, fc.bfloat16), mesh, P("d"))
     arrays = {
-        "own": x, "broadcast": y, "gathered": z, "small": small,
-        "a small result": jitted(lambda x: fc.all_reduce(x, "d"), mesh)(small), "bfloat16": bf16,
-        "in a program": broadcast(y), "copied": copy.copy(y),
-    }  # fmt: skip
+        "own": x,
+        "broadcast": y,
+        "gathered": z,
+        "small": small,
+        "a small result": jitted(lambda x: fc.all_reduce(x, "d"), mesh)(small),
+        "bfloat16": bf16,
+        "in a program": broadcast(y),
+        "copied": copy.copy(y),
+    }
     buffers: list[Any] = []
     ways: dict[str, Callable[[fc.Array], np.ndarray]] = {
-        "local": lambda a: a.local, "a view": lambda a: a.local[1:].reshape(-1), "shards": lambda a: a.shards[-1],
+        "local": lambda a: a.local,
+        "a view": lambda a: a.local[1:].reshape(-1),
+        "shards": lambda a: a.shards[-1],
         "strides": lambda a: np.lib.stride_tricks.as_strided(a.local, writeable=True),
-    }  # fmt: skip
+    }
     whole: dict[str, Callable[[fc.Array], np.ndarray]] = {
-        "asarray": np.asarray, "of a memoryview": lambda a: np.asarray(memoryview(a.local)), "T": lambda a: a.T,
-        "an item": lambda a: a[1:], "reshaped": lambda a: a.reshape(-1), "iterated": lambda a: next(iter(a.reshape(1, -1))),
-    }  # fmt: skip
+        "asarray": np.asarray,
+        "of a memoryview": lambda a: np.asarray(memoryview(a.local)),
+        "T": lambda a: a.T,
+        "an item": lambda a: a[1:],
+        "reshaped": lambda a: a.reshape(-1),
+        "iterated": lambda a: next(iter(a.reshape(1, -1))),
+    }
     if library == "torch":
         import torch
 

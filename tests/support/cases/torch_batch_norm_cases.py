@@ -27,7 +27,7 @@ def batches(rows: Sequence[int], rest: tuple[int, ...], seed: int) -> list[torch
     return [
         torch.randn(n, CHANNELS, *rest, generator=generator, dtype=torch.float64) * (1 + rank) + 10 * rank + 3
         for rank, n in enumerate(rows)
-    ]  # fmt: skip
+    ]
 
 
 def pair(rest: tuple[int, ...], options: dict[str, Any]) -> tuple[torch.nn.Module, torch.nn.Module]:
@@ -87,10 +87,13 @@ def check_all(world: int) -> tuple[list[str], str]:
 
     uneven, none = ROWS[:world], [0, *ROWS[: world - 1]]
     checks = [
-        training((), uneven, {}), training((3,), uneven, {"affine": False}), training((3, 2), uneven, {"momentum": None}),
-        training((2, 1, 2), uneven, {"track_running_stats": False}), training((), [1] * world, {"eps": 0.1}),
+        training((), uneven, {}),
+        training((3,), uneven, {"affine": False}),
+        training((3, 2), uneven, {"momentum": None}),
+        training((2, 1, 2), uneven, {"track_running_stats": False}),
+        training((), [1] * world, {"eps": 0.1}),
         training((2, 2), none, {"momentum": 0.7}),
-    ]  # fmt: skip
+    ]
 
     def images_of_16_bits() -> None:
         """float32 statistics of 16-bit input, with parameters of either dtype, in the memory format of the input."""
@@ -111,8 +114,9 @@ def check_all(world: int) -> tuple[list[str], str]:
                 assert ours.running_mean is not None and ours.running_var is not None
                 torch.testing.assert_close(ours.running_mean.double(), 0.1 * mean, rtol=8 * rounding, atol=0)
                 torch.testing.assert_close(ours.running_var.double(), 0.9 + 0.1 * var, rtol=8 * rounding, atol=0)
-                normalized = (x.double() - mean.view(-1, 1, 1)) / (var.view(-1, 1, 1) * (exact.numel() / CHANNELS - 1)
-                                                                   / (exact.numel() / CHANNELS) + 1e-5).sqrt()  # fmt: skip
+                normalized = (x.double() - mean.view(-1, 1, 1)) / (
+                    var.view(-1, 1, 1) * (exact.numel() / CHANNELS - 1) / (exact.numel() / CHANNELS) + 1e-5
+                ).sqrt()
                 torch.testing.assert_close(out.double(), normalized, rtol=0, atol=32 * torch.finfo(dtype).eps)
                 equal.append(ours.running_var.float().numpy().tobytes().hex())
 
@@ -152,10 +156,11 @@ def check_all(world: int) -> tuple[list[str], str]:
         if fc.rank() == 0:
             for error, words, x in (
                 (ShapeError, "at least the dimensions", torch.ones(CHANNELS)),
-                (ShapeError, "has 4 channels", torch.ones(2, 4)), (DTypeError, "real floats", torch.ones(2, CHANNELS).int()),
+                (ShapeError, "has 4 channels", torch.ones(2, 4)),
+                (DTypeError, "real floats", torch.ones(2, CHANNELS).int()),
                 (DeviceError, "on device 'meta'", torch.ones(2, CHANNELS, device="meta")),
                 (DTypeError, "the input is torch.float64 and weight torch.float32", torch.ones(2, CHANNELS).double()),
-            ):  # fmt: skip
+            ):
                 with pytest.raises(error, match=words):
                     ours(x)
         ft.barrier(mesh, "data")

@@ -70,8 +70,16 @@ def present_buffers_are_broadcast() -> None:
     """Buffers that grow, shrink, change their dtype, appear and disappear on all ranks have rank 0's values."""
     ddp, module = wrapped(cos=torch.zeros(1), mask=None)
     x = data()
-    for step, cos in enumerate((torch.arange(4.0), torch.tensor([1.5, 2.5], dtype=torch.float64), torch.ones(2, 0, 3),
-                                torch.tensor(3), torch.ones(5, dtype=torch.bfloat16), torch.ones(3, 2).t())):  # fmt: skip
+    for step, cos in enumerate(
+        (
+            torch.arange(4.0),
+            torch.tensor([1.5, 2.5], dtype=torch.float64),
+            torch.ones(2, 0, 3),
+            torch.tensor(3),
+            torch.ones(5, dtype=torch.bfloat16),
+            torch.ones(3, 2).t(),
+        )
+    ):
         module.cos = mine(cos, torch.zeros_like(cos) - 1)
         module.mask = mine(torch.tensor([True, False]), torch.tensor([True, True])) if step % 2 else None
         ddp(x).sum().backward()

@@ -47,11 +47,15 @@ def changed_modules() -> list[str]:
         module[0]._parameters["weight"] = torch.nn.Parameter(torch.zeros(4, 4, dtype=torch.float64))
 
     changes: list[Callable[[Any], Any]] = [
-        lambda m: m.append(linear()), lambda m: m.insert(1, linear()), lambda m: setattr(m, "2", linear()),
-        lambda m: m.load_state_dict(m.state_dict(), assign=True), overwritten, in_the_dict,
+        lambda m: m.append(linear()),
+        lambda m: m.insert(1, linear()),
+        lambda m: setattr(m, "2", linear()),
+        lambda m: m.load_state_dict(m.state_dict(), assign=True),
+        overwritten,
+        in_the_dict,
         lambda m: parametrizations.weight_norm(m[1]),
         lambda m: m[1].register_parameter("more", torch.nn.Parameter(torch.ones(1))),
-    ]  # fmt: skip
+    ]
     found = []
     for number, change in enumerate(changes):
         model = DistributedDataParallel(mlp(), bucket_cap_mb_list=BUCKETS[number % 2])

@@ -74,8 +74,14 @@ def tensor_kinds(mesh: Any) -> dict[str, Callable[[np.ndarray], torch.Tensor]]:
         x = as_tensor(value)
         return torch.nn.Parameter(x) if x.dtype.is_floating_point else x
 
-    return {"plain": as_tensor, "strided": strided, "transposed": transposed, "shared": shared, "conjugated": conjugated,
-            "parameter": recorded}  # fmt: skip
+    return {
+        "plain": as_tensor,
+        "strided": strided,
+        "transposed": transposed,
+        "shared": shared,
+        "conjugated": conjugated,
+        "parameter": recorded,
+    }
 
 
 def checks(kinds: list[str], how: How) -> Iterator[tuple[Any, np.dtype, str]]:
@@ -94,8 +100,11 @@ def checks(kinds: list[str], how: How) -> Iterator[tuple[Any, np.dtype, str]]:
 def check_values(mesh: Any, axes: Any, how: How) -> Iterator[list[str]]:
     """The failures of values, without gradients, after each 500 checks and at the end."""
     group, place = group_of(mesh, axes)
-    bound = {name: (lambda x, a, _f=getattr(ft, name), **options: _f(x, mesh, a, **options)) for name in ft.__all__ if
-             name not in ("SyncBatchNorm", "barrier", "empty", "empty_like")}  # fmt: skip
+    bound = {
+        name: (lambda x, a, _f=getattr(ft, name), **options: _f(x, mesh, a, **options))
+        for name in ft.__all__
+        if name not in ("SyncBatchNorm", "barrier", "empty", "empty_like")
+    }
     collective_cases.fc = SimpleNamespace(**bound)  # what the calls of the table name
     found, kinds = [], tensor_kinds(mesh)
     rng = np.random.default_rng(0)
@@ -133,31 +142,42 @@ def check_values(mesh: Any, axes: Any, how: How) -> Iterator[list[str]]:
 def whole_maps(p: int) -> dict[str, tuple[Callable[..., torch.Tensor], Callable[[Tensors], Tensors]]]:
     """Name -> (the collective of (x, mesh, axes), the same as a map from all ranks' tensors to all ranks' results)."""
     reductions = {
-        "sum": lambda s: s.sum(0), "mean": lambda s: s.mean(0), "max": lambda s: s.amax(0), "min": lambda s: s.amin(0),
+        "sum": lambda s: s.sum(0),
+        "mean": lambda s: s.mean(0),
+        "max": lambda s: s.amax(0),
+        "min": lambda s: s.amin(0),
         "prod": lambda s: s.prod(0),
-    }  # fmt: skip
+    }
     zeros = torch.zeros_like
     maps: dict[str, Any] = {}
     for op, combine in reductions.items():
         total = lambda xs, combine=combine: combine(torch.stack(xs))
         maps[f"all_reduce {op}"] = (
-            lambda x, m, a, op=op: ft.all_reduce(x, m, a, op=op), lambda xs, total=total: [total(xs)] * p)
+            lambda x, m, a, op=op: ft.all_reduce(x, m, a, op=op),
+            lambda xs, total=total: [total(xs)] * p,
+        )
         maps[f"reduce {op}"] = (
             lambda x, m, a, op=op: ft.reduce(x, m, a, root=p - 1, op=op),
-            lambda xs, total=total: [zeros(xs[0])] * (p - 1) + [total(xs)])
+            lambda xs, total=total: [zeros(xs[0])] * (p - 1) + [total(xs)],
+        )
         maps[f"reduce_scatter {op}"] = (
             lambda x, m, a, op=op: ft.reduce_scatter(x, m, a, dim=-1, op=op),
-            lambda xs, total=total: list(total(xs).chunk(p, -1)))
+            lambda xs, total=total: list(total(xs).chunk(p, -1)),
+        )
     maps["all_gather"] = (lambda x, m, a: ft.all_gather(x, m, a, dim=1), lambda xs: [torch.cat(xs, 1)] * p)
     maps["all_to_all"] = (
         lambda x, m, a: ft.all_to_all(x, m, a, split_dim=0, concat_dim=-1),
-        lambda xs: [torch.cat([x.chunk(p, 0)[i] for x in xs], -1) for i in range(p)])
+        lambda xs: [torch.cat([x.chunk(p, 0)[i] for x in xs], -1) for i in range(p)],
+    )
     maps["permute"] = (
-        lambda x, m, a: ft.permute(x, m, a, pairs=[(i, i + 1) for i in range(p - 1)]), lambda xs: [zeros(xs[0]), *xs[:-1]])
+        lambda x, m, a: ft.permute(x, m, a, pairs=[(i, i + 1) for i in range(p - 1)]),
+        lambda xs: [zeros(xs[0]), *xs[:-1]],
+    )
     maps["broadcast"] = (lambda x, m, a: ft.broadcast(x, m, a, root=p - 1), lambda xs: [xs[-1]] * p)
     maps["gather"] = (
         lambda x, m, a: ft.gather(x, m, a, root=0, dim=1),
-        lambda xs: [torch.cat(xs, 1)] + [zeros(torch.cat(xs, 1))] * (p - 1))
+        lambda xs: [torch.cat(xs, 1)] + [zeros(torch.cat(xs, 1))] * (p - 1),
+    )
     maps["scatter"] = (lambda x, m, a: ft.scatter(x, m, a, root=p - 1), lambda xs: list(xs[-1].chunk(p, 0)))
     return maps
 
@@ -280,9 +300,17 @@ def check_uses(mesh: Any) -> list[str]:
         assert torch.equal(ft.all_reduce(x, mesh, axis), total)
 
     return failures_of(
-        expanded_cotangents, an_operation_after_another, channels_last, autocast, inference_mode, results_that_are_kept,
-        in_shared_memory, nothing_is_staged, barriers, refused_before_anything_moves,
-    )  # fmt: skip
+        expanded_cotangents,
+        an_operation_after_another,
+        channels_last,
+        autocast,
+        inference_mode,
+        results_that_are_kept,
+        in_shared_memory,
+        nothing_is_staged,
+        barriers,
+        refused_before_anything_moves,
+    )
 
 
 def refusals(mesh: Any, p: int) -> list[tuple[type[Exception], str, Callable[[], Any]]]:
@@ -294,8 +322,11 @@ def refusals(mesh: Any, p: int) -> list[tuple[type[Exception], str, Callable[[],
     return [
         (TraceError, "x is a ndarray, and must be a torch tensor", lambda: ft.all_reduce(np.ones(3), mesh, axis)),  # type: ignore[arg-type]
         (TraceError, "x is a list", lambda: ft.all_gather([x], mesh, axis)),  # type: ignore[arg-type]
-        (TraceError, "of layout sparse_coo, and collectives are of dense tensors: use x.to_dense()",
-         lambda: ft.all_reduce(x.to_sparse(), mesh, axis)),
+        (
+            TraceError,
+            "of layout sparse_coo, and collectives are of dense tensors: use x.to_dense()",
+            lambda: ft.all_reduce(x.to_sparse(), mesh, axis),
+        ),
         (DeviceError, f"x of shape ({2 * p}, 3) is on device 'meta'", lambda: ft.all_reduce(x.to("meta"), mesh, axis)),
         (DTypeError, "x has dtype torch.float8_e4m3fn", lambda: ft.all_reduce(x.to(torch.float8_e4m3fn), mesh, axis)),
         (DTypeError, "complex numbers have no order", lambda: ft.all_reduce(x.cfloat(), mesh, axis, op="max")),
@@ -317,6 +348,15 @@ def refusals(mesh: Any, p: int) -> list[tuple[type[Exception], str, Callable[[],
         (ShapeError, "size (2, -1) must be integers, 0 or more", lambda: ft.empty(2, -1, mesh=mesh)),
         (ShapeError, "size ('a',) must be integers", lambda: ft.empty("a", mesh=mesh)),
         (DTypeError, "funccoll.torch.empty has dtype", lambda: ft.empty(2, dtype=torch.float8_e4m3fn, mesh=mesh)),
-        *([(ShapeError, f"which {n} does not divide. Pad it to {n + n}",
-            lambda: ft.reduce_scatter(torch.ones(n + 1), mesh, axis))] if n > 1 else []),
-    ]  # fmt: skip
+        *(
+            [
+                (
+                    ShapeError,
+                    f"which {n} does not divide. Pad it to {n + n}",
+                    lambda: ft.reduce_scatter(torch.ones(n + 1), mesh, axis),
+                )
+            ]
+            if n > 1
+            else []
+        ),
+    ]

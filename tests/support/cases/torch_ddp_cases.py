@@ -71,9 +71,12 @@ def limits_of_buckets() -> list[Any]:
     kib = lambda sizes: torch.nn.ParameterList(torch.zeros(256 * k) for k in sizes)
     found = []
     for sizes, options in [
-        ([512, 513, 511, 512], {}), ([512, 1024, 1], {}), ([30 * 1024, 25 * 1024, 1024], {}),
-        ([100, 200, 300, 400], {"bucket_cap_mb": 0.3}), ([512, 512, 512, 512], {"bucket_cap_mb_list": [0.5, 1.5]}),
-    ]:  # fmt: skip
+        ([512, 513, 511, 512], {}),
+        ([512, 1024, 1], {}),
+        ([30 * 1024, 25 * 1024, 1024], {}),
+        ([100, 200, 300, 400], {"bucket_cap_mb": 0.3}),
+        ([512, 512, 512, 512], {"bucket_cap_mb_list": [0.5, 1.5]}),
+    ]:
         module = DistributedDataParallel(kib(sizes), **options)
         found.append([[int(module._reducer.slots[i].name) for i in bucket] for bucket in module._reducer.assignment.buckets])
     return found

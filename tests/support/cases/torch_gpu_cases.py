@@ -227,10 +227,15 @@ def training_has_the_bits_of_the_cpu() -> None:
     """Modules of one bucket and of several, tied weights, buffers, three dtypes: gradients, parameters and buffers."""
     caps = {"bucket_cap_mb_list": [1e-6]}
     for make, dtype, options in [
-        (mlp, torch.float32, {}), (mlp, torch.float32, caps), (lambda: mlp(dtype=torch.bfloat16), torch.bfloat16, caps),
-        (lambda: mlp(dtype=torch.float64), torch.float64, {}), (Tied, torch.float32, caps), (Counting, torch.float32, {}),
-        (mlp, torch.float32, {**caps, "static_graph": True}), (Checkpointed, torch.float32, {**caps, "static_graph": True}),
-    ]:  # fmt: skip
+        (mlp, torch.float32, {}),
+        (mlp, torch.float32, caps),
+        (lambda: mlp(dtype=torch.bfloat16), torch.bfloat16, caps),
+        (lambda: mlp(dtype=torch.float64), torch.float64, {}),
+        (Tied, torch.float32, caps),
+        (Counting, torch.float32, {}),
+        (mlp, torch.float32, {**caps, "static_graph": True}),
+        (Checkpointed, torch.float32, {**caps, "static_graph": True}),
+    ]:
         pair = Pair(make, dtype, **options)
         pair.same()
         for step in range(4):
@@ -368,12 +373,16 @@ def refusals() -> list[str]:
     moved = DistributedDataParallel(mlp())
     moved.module.to("meta")
     found = [
-        told(lambda: DistributedDataParallel(mixed)), named(device_ids=[1]), named(device_ids=[0, 0]),
-        named(device_ids=["cpu"]), named(device_ids=[0]), named(device_ids=[f"{fake_torch_device.NAME}:0"], output_device=0),
+        told(lambda: DistributedDataParallel(mixed)),
+        named(device_ids=[1]),
+        named(device_ids=[0, 0]),
+        named(device_ids=["cpu"]),
+        named(device_ids=[0]),
+        named(device_ids=[f"{fake_torch_device.NAME}:0"], output_device=0),
         told(lambda: DistributedDataParallel(move(nn.Embedding(3, 2, sparse=True)))),
         told(lambda: moved(torch.ones(1, 4))),
         told(lambda: DistributedDataParallel(mlp() if fc.rank() else move(mlp()))),
-    ]  # fmt: skip
+    ]
     find, gpu = importlib.util.find_spec, job_gpus_gpu()
     wrapped = DistributedDataParallel(move(mlp()))
     try:

@@ -45,10 +45,14 @@ def dtypes_and_layouts() -> None:
     """Buckets keep dtypes apart; gradients have their parameters' layout."""
     torch.manual_seed(0)
     conv = torch.nn.Conv2d(2, 3, 2, dtype=torch.float64).to(memory_format=torch.channels_last)
-    module = torch.nn.ModuleDict({
-        "conv": conv, "short": torch.nn.Linear(4, 4, dtype=torch.bfloat16),
-        "shorter": torch.nn.Linear(4, 4, dtype=torch.float16), "spectra": torch.nn.Linear(2, 2, dtype=torch.complex64),
-    })  # fmt: skip
+    module = torch.nn.ModuleDict(
+        {
+            "conv": conv,
+            "short": torch.nn.Linear(4, 4, dtype=torch.bfloat16),
+            "shorter": torch.nn.Linear(4, 4, dtype=torch.float16),
+            "spectra": torch.nn.Linear(2, 2, dtype=torch.complex64),
+        }
+    )
     module.scalar = torch.nn.Parameter(torch.tensor(2.0))
     module.empty = torch.nn.Parameter(torch.empty(0, 3))
     module.transposed = torch.nn.Parameter(torch.randn(3, 4, dtype=torch.float64).t())
@@ -254,9 +258,11 @@ class Opaque:
 def results_of_all_kinds() -> None:
     """Dicts, tuples, dataclasses, and objects in which no tensor is found."""
     wrap = {
-        "dict": (lambda y: {"a": [y, 3]}, lambda r: r["a"][0]), "tuple": (lambda y: (None, (y, y + 1)), lambda r: r[1][1]),
-        "dataclass": (lambda y: Result(y, {"b": y}), lambda r: r.logits), "object": (Opaque, lambda r: r.hidden),
-    }  # fmt: skip
+        "dict": (lambda y: {"a": [y, 3]}, lambda r: r["a"][0]),
+        "tuple": (lambda y: (None, (y, y + 1)), lambda r: r[1][1]),
+        "dataclass": (lambda y: Result(y, {"b": y}), lambda r: r.logits),
+        "object": (Opaque, lambda r: r.hidden),
+    }
 
     class Model(torch.nn.Module):
         def __init__(self, pack: Callable[[Any], Any]) -> None:

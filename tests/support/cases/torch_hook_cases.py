@@ -40,9 +40,7 @@ __all__ = ["CASES", "begin", "end"]
 def begin() -> None:
     """Join Gloo, beside our job."""
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{os.environ['GLOO_FILE']}", rank=fc.rank(), world_size=fc.world_size()
-    )
+    dist.init_process_group("gloo", init_method=f"file://{os.environ['GLOO_FILE']}", rank=fc.rank(), world_size=fc.world_size())
 
 
 def end() -> None:

@@ -73,11 +73,28 @@ def every_attribute_of_torch() -> list[str]:
         assert text == f"AttributeError: 'DistributedDataParallel' object has no attribute {name!r}", text
     assert "AttributeError" in told(lambda: ours.reducer._run_comm_hook)
     shared = (
-        "device", "device_type", "device_ids", "output_device", "dim", "process_group", "find_unused_parameters",
-        "require_backward_grad_sync", "require_forward_param_sync", "gradient_as_bucket_view", "static_graph",
-        "parameters_to_ignore", "forward_sync_buffers", "broadcast_buffers", "bucket_bytes_cap_list", "batched_grad_copy",
-        "bucket_bytes_cap", "skip_all_reduce_unused_params", "join_device", "join_process_group", "_distributed_rank",
-    )  # fmt: skip
+        "device",
+        "device_type",
+        "device_ids",
+        "output_device",
+        "dim",
+        "process_group",
+        "find_unused_parameters",
+        "require_backward_grad_sync",
+        "require_forward_param_sync",
+        "gradient_as_bucket_view",
+        "static_graph",
+        "parameters_to_ignore",
+        "forward_sync_buffers",
+        "broadcast_buffers",
+        "bucket_bytes_cap_list",
+        "batched_grad_copy",
+        "bucket_bytes_cap",
+        "skip_all_reduce_unused_params",
+        "join_device",
+        "join_process_group",
+        "_distributed_rank",
+    )
     for name in shared:
         assert getattr(ours, name) == getattr(theirs, name), (name, getattr(ours, name), getattr(theirs, name))
     assert repr(ours.broadcast_buffers) == "True"
@@ -201,9 +218,11 @@ def buffers_are_broadcast_where_torch_does() -> None:
     """Arguments about buffers, the attribute that is also a function, and turning them off and on later."""
     x = data()
     for options, first in [
-        ({}, 0), ({"broadcast_buffers": False}, fc.rank()), ({"forward_sync_buffers": False}, 0),
+        ({}, 0),
+        ({"broadcast_buffers": False}, fc.rank()),
+        ({"forward_sync_buffers": False}, 0),
         ({"forward_sync_buffers": True, "broadcast_buffers": False}, 0),
-    ]:  # fmt: skip
+    ]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             theirs = TorchDDP(Normed(), **options)

@@ -250,7 +250,8 @@ CASES: dict[str, Case] = {
     "attention": Case(Attention, on_normal(3, 5, 8), {"bucket_cap_mb": FEW}),
     "transformer": Case(
         lambda: nn.Sequential(*(nn.TransformerEncoderLayer(8, 2, 16, dropout=0, batch_first=True) for _ in range(2))),
-        on_normal(3, 5, 8), {"bucket_cap_mb": 2 * FEW},
+        on_normal(3, 5, 8),
+        {"bucket_cap_mb": 2 * FEW},
     ),
     "tied weights": Case(Tied, on_words(4, 5), {"bucket_cap_mb": FEW}),
     "frozen parts": Case(frozen, on_normal(8, 6), {"bucket_cap_mb": FEW}),
@@ -279,7 +280,9 @@ CASES: dict[str, Case] = {
     "outputs in a dataclass": Case(lambda: Structured(True), structured, {"bucket_cap_mb": FEW}),
     "some outputs": Case(with_a_spare_part, sometimes_structured, UNUSED),
     "two wrappers": Case(
-        lambda: nn.Sequential(perceptron(), nn.Linear(3, 4)), on_normal(8, 6), {"bucket_cap_mb": FEW},
+        lambda: nn.Sequential(perceptron(), nn.Linear(3, 4)),
+        on_normal(8, 6),
+        {"bucket_cap_mb": FEW},
         lambda wrap, module: nn.Sequential(*map(wrap, module)),
     ),
     "odd buffers": Case(OddBuffers, on_normal(4, 6)),
@@ -299,14 +302,27 @@ CASES: dict[str, Case] = {
     "a gradient of None": Case(Blocking, on_normal(4, 6)),
     "compiled": Case(lambda: compiled(perceptron()), on_normal(8, 6), {"bucket_cap_mb": FEW}),
     "a compiled wrapper": Case(
-        perceptron, on_normal(8, 6), wrap=lambda wrap, module: compiled(wrap(module)),
+        perceptron,
+        on_normal(8, 6),
+        wrap=lambda wrap, module: compiled(wrap(module)),
     ),
-}  # fmt: skip
+}
 
 OF_EVERY_KIND = [
-    "linear layers", "many buckets", "convolution with batch norm", "sparse embedding", "LSTM", "attention", "tied weights",
-    "frozen parts", "several forwards", "reentrant checkpoints", "autocast", "float32 and float64", "accumulation",
-]  # fmt: skip
+    "linear layers",
+    "many buckets",
+    "convolution with batch norm",
+    "sparse embedding",
+    "LSTM",
+    "attention",
+    "tied weights",
+    "frozen parts",
+    "several forwards",
+    "reentrant checkpoints",
+    "autocast",
+    "float32 and float64",
+    "accumulation",
+]
 CHOICES = {
     "all": list(CASES),
     "of every kind": OF_EVERY_KIND,

@@ -46,7 +46,7 @@ def the_module_in_place_of_its_wrapper() -> list[Any]:
             model.zero_grad()
             backward = lambda part=part, model=model: part(model.module)(data()).sum().backward()
             line = backward.__code__.co_firstlineno
-            text, = warned(backward)
+            (text,) = warned(backward)
             found.append(text.replace(f":{line} ", ":LINE "))
             assert warned(backward) == []  # once
             assert any(g is not None for g in gradients(model))
@@ -159,10 +159,15 @@ def a_skipped_backward_pass() -> list[str]:
     found = []
     last = fc.world_size() - 1
     kinds: list[tuple[Callable[[], Any], dict[str, Any], Any]] = [
-        (mlp, {}, None), (mlp, {"bucket_cap_mb_list": [1e-6]}, None), (mlp, {"find_unused_parameters": True}, None),
-        (mlp, {"static_graph": True}, None), (Boxed, {}, None), (Rows, {}, None),
-        (mlp, {"bucket_cap_mb_list": [1e-6]}, torch_hook), (mlp, {}, "float16"),
-    ]  # fmt: skip
+        (mlp, {}, None),
+        (mlp, {"bucket_cap_mb_list": [1e-6]}, None),
+        (mlp, {"find_unused_parameters": True}, None),
+        (mlp, {"static_graph": True}, None),
+        (Boxed, {}, None),
+        (Rows, {}, None),
+        (mlp, {"bucket_cap_mb_list": [1e-6]}, torch_hook),
+        (mlp, {}, "float16"),
+    ]
     for make, options, hook in kinds:
         model = DistributedDataParallel(make(), **options)
         if hook is not None:
@@ -184,7 +189,7 @@ def a_skipped_backward_pass() -> list[str]:
                 if fc.rank() != last:
                     next(steps)  # the data of all are those of one step again
             optimizer.step()
-        text, = texts
+        (text,) = texts
         found.append(text.split("\n")[0])
         same_on_all_ranks([p.detach() for p in model.parameters()])
     return found
@@ -292,9 +297,14 @@ def passes_that_do_not_belong_together() -> list[str]:
         loss.backward()
 
     for attempt in (
-        twice, validates_alone, trains_in_evaluation_mode, fails_in_the_backward_pass, fails_in_the_forward_pass,
-        skips_two, by_hand,
-    ):  # fmt: skip
+        twice,
+        validates_alone,
+        trains_in_evaluation_mode,
+        fails_in_the_backward_pass,
+        fails_in_the_forward_pass,
+        skips_two,
+        by_hand,
+    ):
         model = DistributedDataParallel(mlp())
         goes_on(model)
         model.zero_grad()

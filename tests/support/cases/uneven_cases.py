@@ -53,16 +53,19 @@ def total_gradient(mesh: Any, batches: Any, **options: Any) -> tuple[np.ndarray,
 
 ON_PROCESSES: dict[int, list[tuple[list[list[int]], dict[str, Any]]]] = {
     2: [
-        ([[3, 3], []], {"batch_size": ROWS, "like": LIKE}), ([[3, 3], []], {}),
-        ([[3], [3, 3, 2]], {"batch_size": ROWS}), ([[], []], {}),
+        ([[3, 3], []], {"batch_size": ROWS, "like": LIKE}),
+        ([[3, 3], []], {}),
+        ([[3], [3, 3, 2]], {"batch_size": ROWS}),
+        ([[], []], {}),
     ],
     3: [
         ([[3, 3], [3], [3]], {"throw_on_early_termination": True}),
         ([[], [3, 3, 1], [2]], {"batch_size": ROWS, "like": LIKE}),
-        ([[3, 3]] * 3, {"throw_on_early_termination": True}), ([[3], [3], []], {"throw_on_early_termination": True}),
+        ([[3, 3]] * 3, {"throw_on_early_termination": True}),
+        ([[3], [3], []], {"throw_on_early_termination": True}),
     ],
     4: [([[3], [3], [3, 3], [3]], {}), ([[3, 3], [3, 3], [3], [3]], {})],
-}  # fmt: skip
+}
 """Number of processes -> (rows of each rank's batches, options), in turn in one job: an error ends nothing but its loop."""
 
 

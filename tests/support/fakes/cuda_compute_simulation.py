@@ -87,6 +87,7 @@ def random_words(seed: int) -> None:
     bits = lambda: rng.integers(0, 1 << 64, 2, np.uint64)
     for count in (0, 1, 2, 3, 4, 5, 7, 8, 27, 64, 65, 130):
         for blocks, threads in GRIDS:
+
             def launch(out: Guarded, key: Guarded, number: Guarded | None, purpose: int) -> None:
                 where = number.address if number else 0
                 simulate("random_words", None, blocks, threads, out.address, count, key.address, where, purpose)
@@ -136,6 +137,7 @@ def scatter_add(seed: int, *names: str) -> None:
     for dtype in map(np.dtype, names):
         for nrows, width, count in SHAPES:
             blocks, threads = GRIDS[rng.integers(len(GRIDS))]
+
             def launch(*arrays: Guarded) -> None:
                 addresses = [array.address for array in arrays]
                 simulate("scatter_add", dtype, blocks, threads, *addresses, count, width)

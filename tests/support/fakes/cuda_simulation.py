@@ -237,15 +237,29 @@ def barrier() -> None:
 
 
 MEMORY: dict[str, Callable[..., Any]] = {
-    "load": load, "store": store, "load_acquire_gpu": load_acquire_gpu, "load_acquire_sys": load_acquire_sys,
-    "store_release_gpu": store_release_gpu, "store_release_sys": store_release_sys, "load_element": load_element,
-    "store_element": store_element, "load_lanes": load_lanes, "load_vector": load_vector,
-    "store_lanes": store_lanes, "zip_lanes": zip_lanes,
-    "map_lanes": lambda function, values: tuple(map(function, values)), "shared_words": lambda: NOW.shared_words(),
-    "barrier": barrier, "thread_number": lambda: NOW.thread, "block_number": lambda: NOW.block,
-    "thread_count": lambda: NOW.threads, "block_count": lambda: NOW.blocks, "global_ns": time.monotonic_ns,
-    "sleep_ns": lambda duration: None, "multiply_high": lambda a, b: np.uint64(int(a) * int(b) >> 64),
-}  # fmt: skip
+    "load": load,
+    "store": store,
+    "load_acquire_gpu": load_acquire_gpu,
+    "load_acquire_sys": load_acquire_sys,
+    "store_release_gpu": store_release_gpu,
+    "store_release_sys": store_release_sys,
+    "load_element": load_element,
+    "store_element": store_element,
+    "load_lanes": load_lanes,
+    "load_vector": load_vector,
+    "store_lanes": store_lanes,
+    "zip_lanes": zip_lanes,
+    "map_lanes": lambda function, values: tuple(map(function, values)),
+    "shared_words": lambda: NOW.shared_words(),
+    "barrier": barrier,
+    "thread_number": lambda: NOW.thread,
+    "block_number": lambda: NOW.block,
+    "thread_count": lambda: NOW.threads,
+    "block_count": lambda: NOW.blocks,
+    "global_ns": time.monotonic_ns,
+    "sleep_ns": lambda duration: None,
+    "multiply_high": lambda a, b: np.uint64(int(a) * int(b) >> 64),
+}
 
 
 def compiled(function: Any) -> Any:
@@ -263,8 +277,10 @@ MACHINE = Machine(
     float_to_half=lambda value: np.float32(value).astype(np.float16).view(np.uint16),
     bits_of=lambda value: np.float32(value).view(np.uint32),
     from_bits=lambda bits: np.uint32(bits).view(np.float32),
-    times=lambda a, b: a * b, plus=lambda a, b: a + b, minus=lambda a, b: a - b,
-)  # fmt: skip
+    times=lambda a, b: a * b,
+    plus=lambda a, b: a + b,
+    minus=lambda a, b: a - b,
+)
 
 
 # ---------------------------------------------------------------- the GPU
@@ -344,9 +360,14 @@ class SimulatedGpu:
         return words, words.ctypes.data
 
     def launch(
-        self, combines: Sequence[Combine], blocks: int, contexts: np.ndarray, table: np.ndarray, scope: Scope = "sys",
+        self,
+        combines: Sequence[Combine],
+        blocks: int,
+        contexts: np.ndarray,
+        table: np.ndarray,
+        scope: Scope = "sys",
         waits: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         before = self.waits
         self.launch_at(combines, blocks, contexts, self.address(table), scope)
         assert waits or self.waits == before, "a block waits for one that may begin when it has ended"

@@ -51,7 +51,8 @@ LAST = SOURCE.rindex("        barrier()\n")
 FAULTS: dict[str, AbstractContextManager[Any]] = {
     **{f"without barrier {number}": without_barrier(number) for number in range(4)},
     "two barriers": source(
-        SOURCE[:LAST] + "        if thread == 0:\n            barrier()\n        else:\n            barrier()\n"
+        SOURCE[:LAST]
+        + "        if thread == 0:\n            barrier()\n        else:\n            barrier()\n"
         + SOURCE[LAST + len("        barrier()\n") :]
     ),
     "a thread leaves": source(SOURCE[:LAST] + "        if thread == 1:\n            break\n" + SOURCE[LAST:]),
@@ -61,7 +62,7 @@ FAULTS: dict[str, AbstractContextManager[Any]] = {
     "a release in shared memory": source(
         SOURCE.replace("store(context + CONTEXT.status", "store_release(context + CONTEXT.status")
     ),
-}  # fmt: skip
+}
 
 
 def run() -> None:

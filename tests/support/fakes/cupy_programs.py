@@ -22,10 +22,22 @@ from tests.support.fakes.fake_cublas import FakeCublas, cublas
 CPU_ONLY_MODULES = decompositions, fourier, least_squares, linear_systems
 CPU_ONLY = {p for module in CPU_ONLY_MODULES for p in vars(module).values() if type(p) is ir.Primitive}
 CPU_ONLY |= set(special.SPECIAL.values())
-CPU_ONLY |= {ir.primitive_named(name) for name in (
-    "sort", "argsort", "partition", "argpartition", "searchsorted", "cumprod", "cummax", "cummin", "index_multiply",
-    "index_max", "index_min",
-)}  # fmt: skip
+CPU_ONLY |= {
+    ir.primitive_named(name)
+    for name in (
+        "sort",
+        "argsort",
+        "partition",
+        "argpartition",
+        "searchsorted",
+        "cumprod",
+        "cummax",
+        "cummin",
+        "index_multiply",
+        "index_max",
+        "index_min",
+    )
+}
 """Sorting, running products, LAPACK, FFTs and SciPy's functions: programs for a GPU that need them are refused."""
 
 

@@ -74,10 +74,31 @@ class FakeCublas:
         self.workspace = memory
 
     def _gemm(
-        self, handle: int, transa: int, transb: int, m: int, n: int, k: int, alpha: int,
-        a: int, atype: int, lda: int, stridea: int, b: int, btype: int, ldb: int, strideb: int,
-        beta: int, c: int, ctype: int, ldc: int, stridec: int, count: int, compute: int, algo: int,
-    ) -> None:  # fmt: skip
+        self,
+        handle: int,
+        transa: int,
+        transb: int,
+        m: int,
+        n: int,
+        k: int,
+        alpha: int,
+        a: int,
+        atype: int,
+        lda: int,
+        stridea: int,
+        b: int,
+        btype: int,
+        ldb: int,
+        strideb: int,
+        beta: int,
+        c: int,
+        ctype: int,
+        ldc: int,
+        stridec: int,
+        count: int,
+        compute: int,
+        algo: int,
+    ) -> None:
         assert handle == HANDLE and self.stream is not None and self.workspace and self.math is not None
         assert atype == btype == ctype and algo == -1 and {transa, transb} <= {0, 1}
         dtype = np.dtype(DTYPES[atype])

@@ -312,8 +312,16 @@ class Function:
     def __init__(self, kernel: Callable[..., None]):
         self._kernel = kernel
 
-    def __call__(self, grid: Any, block: Any, args: Any, shared_mem: int = 0, stream: Any = None, *,
-                 enable_cooperative_groups: bool = False) -> None:  # fmt: skip
+    def __call__(
+        self,
+        grid: Any,
+        block: Any,
+        args: Any,
+        shared_mem: int = 0,
+        stream: Any = None,
+        *,
+        enable_cooperative_groups: bool = False,
+    ) -> None:
         assert all(type(a) is np.int64 for a in args), args
         most = occupancy(self.ptr, block[0], shared_mem) * Device.attributes["MultiProcessorCount"]
         if enable_cooperative_groups and grid[0] > most:  # not an error
@@ -339,20 +347,34 @@ def modules() -> dict[str, Any]:
     """The fake as `sys.modules` has CuPy: to import it in CuPy's place, in a test or in a process of its own."""
     cuda = ModuleType("cupy.cuda")
     cuda.__dict__.update(
-        Device=Device, Event=Event, Graph=Graph, Stream=Stream, alloc_pinned_memory=alloc_pinned_memory,
-        get_current_stream=get_current_stream, memory=fake_cupy.cuda.memory,
-        **{name: getattr(fake_cuda_memory, name)
-           for name in ("Memory", "MemoryPointer", "MemoryPool", "UnownedMemory", "using_allocator")},
+        Device=Device,
+        Event=Event,
+        Graph=Graph,
+        Stream=Stream,
+        alloc_pinned_memory=alloc_pinned_memory,
+        get_current_stream=get_current_stream,
+        memory=fake_cupy.cuda.memory,
+        **{
+            name: getattr(fake_cuda_memory, name)
+            for name in ("Memory", "MemoryPointer", "MemoryPool", "UnownedMemory", "using_allocator")
+        },
         driver=SimpleNamespace(
-            CUDADriverError=CUDADriverError, occupancyMaxActiveBlocksPerMultiprocessor=lambda *args: occupancy(*args),
+            CUDADriverError=CUDADriverError,
+            occupancyMaxActiveBlocksPerMultiprocessor=lambda *args: occupancy(*args),
         ),
         function=SimpleNamespace(Module=Module, Function=Function),
         runtime=SimpleNamespace(
-            CUDARuntimeError=CUDARuntimeError, driverGetVersion=lambda: DRIVER, runtimeGetVersion=lambda: RUNTIME,
-            getDeviceCount=lambda: 1, getDevice=lambda: threads.device, setDevice=_set_device, eventQuery=_event_query,
-            memGetInfo=lambda: (fake_cupy.free_bytes, fake_cuda_memory.total_bytes), **fake_cupy.HOST_MEMORY,
+            CUDARuntimeError=CUDARuntimeError,
+            driverGetVersion=lambda: DRIVER,
+            runtimeGetVersion=lambda: RUNTIME,
+            getDeviceCount=lambda: 1,
+            getDevice=lambda: threads.device,
+            setDevice=_set_device,
+            eventQuery=_event_query,
+            memGetInfo=lambda: (fake_cupy.free_bytes, fake_cuda_memory.total_bytes),
+            **fake_cupy.HOST_MEMORY,
         ),
-    )  # fmt: skip
+    )
     fake_cupy.cuda, fake_cupy.current_order, fake_cupy.allocate = cuda, get_current_stream, _allocate
     vars(fake_cupy)["get_default_memory_pool"] = fake_cuda_memory.get_default_memory_pool
     return {"cupy": sys.modules["tests.support.fakes.fake_cupy"], "cupy.cuda": cuda, "cupyx.scipy.special": fake_cupy.special}

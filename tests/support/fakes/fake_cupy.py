@@ -372,8 +372,9 @@ class ndarray:
                     last = ufunc.accumulate(x, axis).take([-1], axis)
                     x = last if keepdims else last.squeeze(axis)
                 return x
-            return ufunc.reduce(x, axis=axes, dtype=np.float32 if given.itemsize == 2 and given.kind in "fV" else given,
-                                keepdims=keepdims)  # fmt: skip
+            return ufunc.reduce(
+                x, axis=axes, dtype=np.float32 if given.itemsize == 2 and given.kind in "fV" else given, keepdims=keepdims
+            )
 
         return self._reduce(compute, given, axis, out, keepdims)
 
@@ -516,9 +517,16 @@ def where(condition: Any, x: Any = None, y: Any = None) -> ndarray:
 
 @_function
 def matmul(
-    *args: Any, axes: Any = None, axis: Any = None, keepdims: bool = False, casting: str = "same_kind", dtype: Any = None,
-    signature: Any = None, order: str = "K", out: Any = None,
-) -> ndarray:  # fmt: skip
+    *args: Any,
+    axes: Any = None,
+    axis: Any = None,
+    keepdims: bool = False,
+    casting: str = "same_kind",
+    dtype: Any = None,
+    signature: Any = None,
+    order: str = "K",
+    out: Any = None,
+) -> ndarray:
     x, y = args
     for each in args:
         if not isinstance(each, ndarray):
@@ -550,8 +558,11 @@ def einsum(*operands: Any, **kwargs: Any) -> ndarray:
     optimize = kwargs.pop("optimize", False)
     assert not kwargs and (optimize in (False, True, "greedy", "optimal") or len(optimize) == 2), (kwargs, optimize)
     result = np.result_type(*(a.dtype for a in arrays))
-    sizes = {c: n for term, a in zip(subscripts.split("->")[0].split(","), arrays, strict=True)
-             for c, n in zip(term, a.shape, strict=True)}  # fmt: skip
+    sizes = {
+        c: n
+        for term, a in zip(subscripts.split("->")[0].split(","), arrays, strict=True)
+        for c, n in zip(term, a.shape, strict=True)
+    }
     shape = tuple(sizes[c] for c in subscripts.split("->")[1])
     if not all(a.size for a in arrays):
         raise NotImplementedError("the fake of CuPy's einsum takes no empty array")
@@ -568,10 +579,19 @@ special = SimpleNamespace(erf=Ufunc("erf", INTERFACE["others"]["erf"], ndarray, 
 """cupyx.scipy.special."""
 
 _OPERATORS = {
-    "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "true_divide", "floordiv": "floor_divide",
-    "mod": "remainder", "pow": "power", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "lshift": "left_shift",
+    "add": "add",
+    "sub": "subtract",
+    "mul": "multiply",
+    "truediv": "true_divide",
+    "floordiv": "floor_divide",
+    "mod": "remainder",
+    "pow": "power",
+    "and": "bitwise_and",
+    "or": "bitwise_or",
+    "xor": "bitwise_xor",
+    "lshift": "left_shift",
     "rshift": "right_shift",
-}  # fmt: skip
+}
 _COMPARISONS = {"lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "eq": "equal", "ne": "not_equal"}
 for _name, _ufunc in _OPERATORS.items():
     setattr(ndarray, f"__{_name}__", lambda self, other, f=_UFUNCS[_ufunc]: f(self, other))
@@ -592,8 +612,9 @@ def pointer_attributes(ptr: int) -> Any:
 
 HOST_MEMORY = {"pointerGetAttributes": pointer_attributes, "memoryTypeUnregistered": 0, "memoryTypeHost": 1}
 cuda = SimpleNamespace(
-    memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError), runtime=SimpleNamespace(**HOST_MEMORY),
-)  # fmt: skip
+    memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
+    runtime=SimpleNamespace(**HOST_MEMORY),
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -34,13 +34,32 @@ NCCL_CHAR, NCCL_INT, NCCL_HALF, NCCL_FLOAT, NCCL_DOUBLE = 0, 2, 6, 7, 8
 NCCL_SUM, NCCL_PROD, NCCL_MAX, NCCL_MIN, NCCL_AVG = range(5)
 available = True
 
-_DTYPES = [np.dtype(t) for t in (np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64, np.float16, np.float32,
-                                 np.float64, ml_dtypes.bfloat16)]  # fmt: skip
+_DTYPES = [
+    np.dtype(t)
+    for t in (
+        np.int8,
+        np.uint8,
+        np.int32,
+        np.uint32,
+        np.int64,
+        np.uint64,
+        np.float16,
+        np.float32,
+        np.float64,
+        ml_dtypes.bfloat16,
+    )
+]
 _OPS = {NCCL_SUM: np.add, NCCL_PROD: np.multiply, NCCL_MAX: np.maximum, NCCL_MIN: np.minimum}
 _STREAM = 0x57AEA3
 _PATIENCE = 100.0
-_STATUS = {1: "UNHANDLED_CUDA_ERROR", 2: "SYSTEM_ERROR", 3: "INTERNAL_ERROR", 4: "INVALID_ARGUMENT", 5: "INVALID_USAGE",
-           6: "REMOTE_ERROR"}  # fmt: skip
+_STATUS = {
+    1: "UNHANDLED_CUDA_ERROR",
+    2: "SYSTEM_ERROR",
+    3: "INTERNAL_ERROR",
+    4: "INVALID_ARGUMENT",
+    5: "INVALID_USAGE",
+    6: "REMOTE_ERROR",
+}
 _asynchronous = False
 _version = 23203
 _calls: list[str] = []
@@ -356,8 +375,11 @@ class NcclCommunicator:
         data = [_read(source, count * sent, dtype) for (_, count, dtype, *_), source, _, sent, _ in together]
         messages = {}
         for peer in peers:
-            sends = [(what[1:3], _read(source, *what[1:3])) for what, source, *_ in one_to_one
-                     if what[0] == "send" and what[4] == peer]  # fmt: skip
+            sends = [
+                (what[1:3], _read(source, *what[1:3]))
+                for what, source, *_ in one_to_one
+                if what[0] == "send" and what[4] == peer
+            ]
             receives = [what[1:3] for what, *_ in one_to_one if what[0] == "recv" and what[4] == peer]
             messages[peer] = [call[0] for call in together], data, sends, receives
         found = self._exchange(messages)

@@ -245,9 +245,7 @@ def ahead(seed: int) -> None:
         return x
 
     mesh = peer_mesh({"d": n}, gpu)
-    virtual, peer = (
-        fc.jit(chain, mesh=m, in_specs=P("d"), out_specs=P("d")) for m in (process_cases.virtual({"d": n}), mesh)
-    )
+    virtual, peer = (fc.jit(chain, mesh=m, in_specs=P("d"), out_specs=P("d")) for m in (process_cases.virtual({"d": n}), mesh))
     arguments = [process_cases.values((n * n * 20,), np.int32, 10 * seed + i) for i in range(3)]
     wanted = [virtual(x).shards[fc.rank()] for x in arguments]
     found = [peer(x) for x in arguments]
@@ -303,8 +301,10 @@ def failure(what: str) -> None:
     large = fc.device_put(np.zeros(n << 19), mesh, P("d"))
     for action in (
         lambda: (other if fc.rank() == 1 and what == "mismatch" else step)(large if what == "memory" else x),
-        mesh.transport.device.wait, lambda: step(x), lambda: fc.process_allgather(large),
-    ):  # fmt: skip
+        mesh.transport.device.wait,
+        lambda: step(x),
+        lambda: fc.process_allgather(large),
+    ):
         try:
             action()
         except (fc.FunccollError, ValueError, MemoryError) as error:
@@ -318,11 +318,14 @@ def failure(what: str) -> None:
 
 
 LAST: dict[str, Callable[[Any], Any]] = {
-    **{name: lambda x, name=name: fc.pvary(fc.all_reduce(x, "d", algorithm=name), "d")
-       for name in ("ring", "two_shot", "one_shot")},
+    **{
+        name: lambda x, name=name: fc.pvary(fc.all_reduce(x, "d", algorithm=name), "d")
+        for name in ("ring", "two_shot", "one_shot")
+    },
     "all_gather": lambda x: fc.pvary(fc.all_gather(x, "d"), "d"),
     "reduce_scatter": lambda x: fc.reduce_scatter(x, "d", algorithm="ring"),
-    "broadcast": lambda x: fc.pvary(fc.broadcast(x, "d", root=0), "d"), "reduce": lambda x: fc.reduce(x, "d", root=1),
+    "broadcast": lambda x: fc.pvary(fc.broadcast(x, "d", root=0), "d"),
+    "reduce": lambda x: fc.reduce(x, "d", root=1),
     "all_to_all": lambda x: fc.all_to_all(x, "d", split_dim=0, concat_dim=0),
     "permute": lambda x: fc.permute(x, "d", pairs=[(0, 1), (1, 0)]),
 }
@@ -385,4 +388,3 @@ def main(case: str, *more: str) -> None:
         end(*more)
     else:
         compare(case, int(more[0]), list(more[1:]))
-

@@ -62,9 +62,10 @@ def main() -> None:
     }
     sections = (
         f'"{name}": {{\n' + ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in part.items()) + "\n}"
-        if isinstance(part, dict) else f'"{name}": {json.dumps(part)}'
+        if isinstance(part, dict)
+        else f'"{name}": {json.dumps(part)}'
         for name, part in recorded.items()
-    )  # fmt: skip
+    )
     FILE.write_text("{\n" + ",\n".join(sections) + "\n}\n")
 
 

@@ -37,9 +37,7 @@ class ThreadTransport(Transport):
         self.rank, self.queues = rank, queues
         self.sent = 0
 
-    def compile(
-        self, calls: Sequence[CollectiveCall], mesh: Mesh, share_results: bool = False
-    ) -> Sequence[FunctionExecutable]:
+    def compile(self, calls: Sequence[CollectiveCall], mesh: Mesh, share_results: bool = False) -> Sequence[FunctionExecutable]:
         return [self._compile(call) for call in calls]
 
     def _compile(self, call: CollectiveCall) -> FunctionExecutable:
@@ -59,9 +57,7 @@ class ThreadTransport(Transport):
 
         return FunctionExecutable(run, inputs, outputs)
 
-    def gather_whole(
-        self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding, named: Any = None
-    ) -> np.ndarray:
+    def gather_whole(self, block: np.ndarray, shape: tuple[int, ...], sharding: Sharding, named: Any = None) -> np.ndarray:
         for dim in range(len(shape)):
             axes = sharding.dim_axes(dim)
             if axes:

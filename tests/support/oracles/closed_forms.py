@@ -13,9 +13,10 @@ SIZES = [1, 2, 3, 4, 6, 7, 8, 16, 17]
 MORE_SIZES = [5, 9, 12, 15, 24, 31, 32, 33, 63, 64]
 """Beside powers of two, and composite ones."""
 FORM_SIZES = [
-    pytest.param(SIZES, id="some sizes"), pytest.param(MORE_SIZES, id="more sizes", marks=pytest.mark.slow),
+    pytest.param(SIZES, id="some sizes"),
+    pytest.param(MORE_SIZES, id="more sizes", marks=pytest.mark.slow),
     pytest.param([p for p in range(1, 65) if p not in (*SIZES, *MORE_SIZES)], id="all others", marks=pytest.mark.exhaustive),
-]  # fmt: skip
+]
 PARAMETERS = (1e-6, 1e-9, 3e-10), (0.0, 1.0, 0.0), (2.0, 0.0, 0.0), (1e-5, 3e-11, 7e-9)
 """(α, β, γ) of machines: the first two tell all terms apart; sizes beside SIZES take all."""
 
@@ -90,19 +91,13 @@ CLOSED_FORMS = [
     ClosedForm("all_reduce", "ring", lambda p, n, a, b, g: 2 * (p - 1) * (a + n / p * b) + (p - 1) * n / p * g),
     ClosedForm("all_reduce", "recursive_doubling", recursive_doubling),
     ClosedForm("all_reduce", "rabenseifner", rabenseifner),
-    ClosedForm(
-        "all_reduce", "circulant", lambda p, n, a, b, g: 2 * ceil_log2(p) * a + 2 * share(p) * n * b + share(p) * n * g
-    ),
-    *(
-        ClosedForm("all_gather", name, lambda p, n, a, b, g: (p - 1) * a + share(p) * n * b) for name in ("direct", "ring")
-    ),
+    ClosedForm("all_reduce", "circulant", lambda p, n, a, b, g: 2 * ceil_log2(p) * a + 2 * share(p) * n * b + share(p) * n * g),
+    *(ClosedForm("all_gather", name, lambda p, n, a, b, g: (p - 1) * a + share(p) * n * b) for name in ("direct", "ring")),
     *(
         ClosedForm("all_gather", name, lambda p, n, a, b, g: ceil_log2(p) * a + share(p) * n * b)
         for name in ("bruck", "circulant", "pat")
     ),
-    ClosedForm(
-        "all_gather", "recursive_doubling", lambda p, n, a, b, g: ceil_log2(p) * a + share(p) * n * b, power_of_two
-    ),
+    ClosedForm("all_gather", "recursive_doubling", lambda p, n, a, b, g: ceil_log2(p) * a + share(p) * n * b, power_of_two),
     *(
         ClosedForm("reduce_scatter", name, lambda p, n, a, b, g: (p - 1) * a + share(p) * n * (b + g))
         for name in ("direct", "ring")

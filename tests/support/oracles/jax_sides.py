@@ -71,13 +71,32 @@ class Program:
 
 
 FUNCCOLL = SimpleNamespace(
-    np=np, nn=fc.nn, at=fc.at, stop_gradient=fc.stop_gradient, custom_vjp=fc.custom_vjp, vjp=fc.vjp, grad=fc.grad,
-    value_and_grad=fc.value_and_grad, tree_map=fc.tree.map, all_reduce=fc.all_reduce, all_gather=fc.all_gather,
-    reduce_scatter=fc.reduce_scatter, all_to_all=fc.all_to_all, permute=fc.permute, broadcast=fc.broadcast,
-    reduce=fc.reduce, gather=fc.gather, scatter=fc.scatter, own_slice=fc.own_slice, pvary=fc.pvary,
-    axis_index=fc.axis_index, axis_size=fc.axis_size, barrier=fc.barrier, data_parallel=fc.data_parallel,
+    np=np,
+    nn=fc.nn,
+    at=fc.at,
+    stop_gradient=fc.stop_gradient,
+    custom_vjp=fc.custom_vjp,
+    vjp=fc.vjp,
+    grad=fc.grad,
+    value_and_grad=fc.value_and_grad,
+    tree_map=fc.tree.map,
+    all_reduce=fc.all_reduce,
+    all_gather=fc.all_gather,
+    reduce_scatter=fc.reduce_scatter,
+    all_to_all=fc.all_to_all,
+    permute=fc.permute,
+    broadcast=fc.broadcast,
+    reduce=fc.reduce,
+    gather=fc.gather,
+    scatter=fc.scatter,
+    own_slice=fc.own_slice,
+    pvary=fc.pvary,
+    axis_index=fc.axis_index,
+    axis_size=fc.axis_size,
+    barrier=fc.barrier,
+    data_parallel=fc.data_parallel,
     varying=lambda x: value_type(x).varying,
-)  # fmt: skip
+)
 
 
 def precise(x: np.ndarray) -> np.ndarray:
@@ -166,22 +185,43 @@ def jax_side() -> Any:
         return lambda params, *batch: lax.pmean(loss_fn(params, *batch), axis)
 
     nn = SimpleNamespace(
-        relu=jax.nn.relu, sigmoid=jax.nn.sigmoid, gelu=jax.nn.gelu, softmax=jax.nn.softmax, erf=lax.erf,
-        log_softmax=jax.nn.log_softmax, logsumexp=lambda x, axis=-1: jax.nn.logsumexp(x, axis=axis),
-        one_hot=jax.nn.one_hot, layer_norm=layer_norm,
-    )  # fmt: skip
+        relu=jax.nn.relu,
+        sigmoid=jax.nn.sigmoid,
+        gelu=jax.nn.gelu,
+        softmax=jax.nn.softmax,
+        erf=lax.erf,
+        log_softmax=jax.nn.log_softmax,
+        logsumexp=lambda x, axis=-1: jax.nn.logsumexp(x, axis=axis),
+        one_hot=jax.nn.one_hot,
+        layer_norm=layer_norm,
+    )
     return SimpleNamespace(
-        np=jnp, nn=nn, at=lambda x: x.at, stop_gradient=lax.stop_gradient, custom_vjp=jax.custom_vjp, vjp=jax.vjp,
-        grad=jax.grad, value_and_grad=jax.value_and_grad, tree_map=jax.tree.map, all_reduce=over_tree(all_reduce),
-        all_gather=over_tree(all_gather), reduce_scatter=over_tree(reduce_scatter), pvary=over_tree(pvary),
+        np=jnp,
+        nn=nn,
+        at=lambda x: x.at,
+        stop_gradient=lax.stop_gradient,
+        custom_vjp=jax.custom_vjp,
+        vjp=jax.vjp,
+        grad=jax.grad,
+        value_and_grad=jax.value_and_grad,
+        tree_map=jax.tree.map,
+        all_reduce=over_tree(all_reduce),
+        all_gather=over_tree(all_gather),
+        reduce_scatter=over_tree(reduce_scatter),
+        pvary=over_tree(pvary),
         all_to_all=over_tree(lambda x, a, *, split_dim, concat_dim: lax.all_to_all(x, a, split_dim, concat_dim, tiled=True)),
-        permute=over_tree(permute), broadcast=over_tree(broadcast),
+        permute=over_tree(permute),
+        broadcast=over_tree(broadcast),
         reduce=over_tree(lambda x, a, *, root=0, op="sum": on_root(all_reduce(x, a, op=op), a, root)),
         gather=over_tree(lambda x, a, *, root=0, dim=0: on_root(all_gather(x, a, dim=dim), a, root)),
         scatter=over_tree(lambda x, a, *, root=0, dim=0: own_slice(broadcast(x, a, root=root), a, dim=dim)),
-        own_slice=over_tree(own_slice), axis_index=lax.axis_index, axis_size=lax.axis_size, barrier=lambda axis: None,
-        data_parallel=data_parallel, varying=varying,
-    )  # fmt: skip
+        own_slice=over_tree(own_slice),
+        axis_index=lax.axis_index,
+        axis_size=lax.axis_size,
+        barrier=lambda axis: None,
+        data_parallel=data_parallel,
+        varying=varying,
+    )
 
 
 COMPILER_OPTIONS = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
@@ -204,9 +244,12 @@ def run_jax(programs: list[Program]) -> list[Any]:
     sides = [p.specs() for p in programs]
     steps = [p.step(jax_side()) for p in programs]
     mapped = jax.shard_map(
-        lambda args: [step(*a) for step, a in zip(steps, args)], mesh=mesh, check_vma=True,
-        in_specs=([specs(i) for i, _ in sides],), out_specs=[specs(o) for _, o in sides],
-    )  # fmt: skip
+        lambda args: [step(*a) for step, a in zip(steps, args)],
+        mesh=mesh,
+        check_vma=True,
+        in_specs=([specs(i) for i, _ in sides],),
+        out_specs=[specs(o) for _, o in sides],
+    )
     with jax.enable_x64(True):
         arguments = [tuple(map(precise, p.arguments())) for p in programs]
         compiled = jax.jit(mapped).lower(arguments).compile(compiler_options=COMPILER_OPTIONS)

@@ -37,11 +37,18 @@ def case(shape: tuple[int, ...], momentum: float, eps: float) -> dict[str, Any]:
         x.requires_grad_()
         y = norm(x)
         (y * ct).sum().backward()
-        found["steps"].append({
-            "training": norm.training, "x": x.tolist(), "cotangent": ct.tolist(), "y": y.tolist(), "x_grad": x.grad.tolist(),
-            "scale_grad": norm.weight.grad.tolist(), "bias_grad": norm.bias.grad.tolist(),
-            "running": [norm.running_mean.tolist(), norm.running_var.tolist()],
-        })  # fmt: skip
+        found["steps"].append(
+            {
+                "training": norm.training,
+                "x": x.tolist(),
+                "cotangent": ct.tolist(),
+                "y": y.tolist(),
+                "x_grad": x.grad.tolist(),
+                "scale_grad": norm.weight.grad.tolist(),
+                "bias_grad": norm.bias.grad.tolist(),
+                "running": [norm.running_mean.tolist(), norm.running_var.tolist()],
+            }
+        )
     return found
 
 

@@ -96,10 +96,14 @@ def main() -> None:
         for dtype in DTYPES
     ]
     record = {
-        "torch": torch.__version__, "rate": RATE, "start": numbers(start), "gradients": [numbers(g) for g in gradients],
-        "cases": cases, "clipped": [clipped(n, gradients[0]) for n in (0.5, 3.0, 100.0)],
+        "torch": torch.__version__,
+        "rate": RATE,
+        "start": numbers(start),
+        "gradients": [numbers(g) for g in gradients],
+        "cases": cases,
+        "clipped": [clipped(n, gradients[0]) for n in (0.5, 3.0, 100.0)],
         "rates": {name: rates(make) for name, make in schedules.items()},
-    }  # fmt: skip
+    }
     Path(__file__).with_name("torch_optimizers.json").write_text(json.dumps(record) + "\n")
 
 

@@ -115,10 +115,20 @@ def change_places(rng: random.Random, schedule: Schedule, move: Move, name: str,
 
 
 MOVE_TYPES = (
-    "drop", "duplicate", "redirect rank", "redirect chunk", "redirect buffer", "reorder joined", "reorder alone",
-    "source-drop", "source-duplicate", "source-redirect rank", "source-redirect chunk", "source-redirect buffer",
+    "drop",
+    "duplicate",
+    "redirect rank",
+    "redirect chunk",
+    "redirect buffer",
+    "reorder joined",
+    "reorder alone",
+    "source-drop",
+    "source-duplicate",
+    "source-redirect rank",
+    "source-redirect chunk",
+    "source-redirect buffer",
     "source-reorder",
-)  # fmt: skip
+)
 
 
 # ---------------------------------------------------------------- streams
@@ -165,12 +175,21 @@ def packed(streams: Streams, rows: list[list[Instruction]]) -> Streams:
 
     count, part, step, move = (column([i.run[k] for i in flat]) for k in range(4))
     return replace(
-        streams, start=pointers([len(s) for s in rows]), opcode=np.array([i.opcode for i in flat], np.int8),
-        dst_ptr=pointers([len(i.dst) for i in flat]), dst=column([c for i in flat for c in i.dst]),
-        src_ptr=pointers([len(i.src) for i in flat]), src=column([c for i in flat for c in i.src]),
-        count=count, part=part, part_step=step, move=move, wait_ptr=pointers([len(i.waits) for i in flat]),
-        wait_stream=column([w[0] for i in flat for w in i.waits]), wait_value=column([w[1] for i in flat for w in i.waits]),
-    )  # fmt: skip
+        streams,
+        start=pointers([len(s) for s in rows]),
+        opcode=np.array([i.opcode for i in flat], np.int8),
+        dst_ptr=pointers([len(i.dst) for i in flat]),
+        dst=column([c for i in flat for c in i.dst]),
+        src_ptr=pointers([len(i.src) for i in flat]),
+        src=column([c for i in flat for c in i.src]),
+        count=count,
+        part=part,
+        part_step=step,
+        move=move,
+        wait_ptr=pointers([len(i.waits) for i in flat]),
+        wait_stream=column([w[0] for i in flat for w in i.waits]),
+        wait_value=column([w[1] for i in flat for w in i.waits]),
+    )
 
 
 def change_streams(rng: random.Random, streams: Streams, kind: str) -> tuple[str, Streams] | None:
@@ -287,6 +306,17 @@ def _change_part(rng: random.Random, streams: Streams, rows: list[list[Instructi
 
 
 STREAM_TYPES = (
-    "wait drop", "wait by-one", "wait lower", "wait raise", "wait drop-edge", "wait drop everywhere", "wait lower everywhere",
-    "swap combines", "swap gate", "place destination", "place source", "sources reorder", "part",
-)  # fmt: skip
+    "wait drop",
+    "wait by-one",
+    "wait lower",
+    "wait raise",
+    "wait drop-edge",
+    "wait drop everywhere",
+    "wait lower everywhere",
+    "swap combines",
+    "swap gate",
+    "place destination",
+    "place source",
+    "sources reorder",
+    "part",
+)

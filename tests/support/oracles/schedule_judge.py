@@ -224,9 +224,14 @@ class _Program:
             return "caller", np.zeros(0, np.int64)
         n, total = len(s), self.executions * int(self.lengths.max())
         conflict = np.array(
-            [[bool(self.writes[a] & (self.reads[b] | self.writes[b])) or bool(self.writes[b] & self.reads[a])
-              for b in range(n)] for a in range(n)]
-        )  # fmt: skip
+            [
+                [
+                    bool(self.writes[a] & (self.reads[b] | self.writes[b])) or bool(self.writes[b] & self.reads[a])
+                    for b in range(n)
+                ]
+                for a in range(n)
+            ]
+        )
         owners = np.zeros((n, self.p), bool)  # whose places an instruction touches, but for ENTER and LEAVE
         for i in range(n):
             if s.opcode[i] not in GATES:
@@ -298,9 +303,18 @@ class _Program:
 
 @njit(cache=True)
 def _explore(
-    start: Any, lengths: Any, executions: int, wait_ptr: Any, wait_stream: Any, wait_count: Any, conflict: Any, owners: Any,
-    inside: Any, channels: int, steps: Any,
-) -> int:  # fmt: skip
+    start: Any,
+    lengths: Any,
+    executions: int,
+    wait_ptr: Any,
+    wait_stream: Any,
+    wait_count: Any,
+    conflict: Any,
+    owners: Any,
+    inside: Any,
+    channels: int,
+    steps: Any,
+) -> int:
     """Visit every reachable state, depth first: 0 all is well (an order is in `steps`), 1 deadlock, 2 race, 3 caller's.
 
     A state is, for each stream, twice the instructions that have ended, plus 1 within one.

@@ -74,9 +74,11 @@ def cases() -> tuple[tuple[str, Schedule], ...]:
 
 
 FOUR = (
-    ("all_reduce", "recursive_doubling"), ("all_gather", "recursive_doubling"), ("reduce_scatter", "recursive_halving"),
+    ("all_reduce", "recursive_doubling"),
+    ("all_gather", "recursive_doubling"),
+    ("reduce_scatter", "recursive_halving"),
     ("all_gather", "bruck"),
-)  # fmt: skip
+)
 
 
 def _with_slack() -> list[Schedule]:
@@ -123,8 +125,9 @@ def mutants(count: int, seed: int = 0) -> Iterator[Mutant]:
     rng = random.Random(seed)
     seen: set[tuple[str, str]] = set()
     all_types: list[tuple[str, Callable]] = [
-        *((t, _mutate_schedule) for t in MOVE_TYPES), *((t, _mutate_streams) for t in STREAM_TYPES)
-    ]  # fmt: skip
+        *((t, _mutate_schedule) for t in MOVE_TYPES),
+        *((t, _mutate_streams) for t in STREAM_TYPES),
+    ]
     for turn in range(20 * count):  # rarer types run out of new ones
         kind, mutate = all_types[turn % len(all_types)]
         case, schedule = rng.choice(cases()[-8:] if rng.random() < 0.15 else cases())
@@ -215,7 +218,7 @@ def main() -> None:
     print(f"{len(results):,} mutations of {len(cases())} schedules in {time.perf_counter() - begin:.1f} s\n")
     print(table(results))
     for r in results:
-        if _outcome(r) == "harmful, accepted" and r.mutant.type not in ("part","swap gate"):
+        if _outcome(r) == "harmful, accepted" and r.mutant.type not in ("part", "swap gate"):
             print("\nACCEPTED:", r.mutant.case, "|", r.mutant.what, "|", r.verdict)
 
 

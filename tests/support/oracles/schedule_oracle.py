@@ -15,9 +15,15 @@ from funccoll.schedules.schedule import Schedule
 FLOAT_KINDS = "fcV"  # ml_dtypes' bfloat16 has kind V
 
 REDUCE = {
-    "sum": np.add, "mean": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum, "and": np.bitwise_and,
-    "or": np.bitwise_or, "xor": np.bitwise_xor,
-}  # fmt: skip
+    "sum": np.add,
+    "mean": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
 
 
 def wide(x: np.ndarray) -> np.ndarray:
@@ -96,9 +102,13 @@ class Oracle:
 
 
 def check(
-    collective: Any, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray | None], op: str = "sum", dim: int = 0,
+    collective: Any,
+    inputs: Sequence[np.ndarray],
+    outputs: Sequence[np.ndarray | None],
+    op: str = "sum",
+    dim: int = 0,
     concat_dim: int = 0,
-) -> None:  # fmt: skip
+) -> None:
     """Compare one run's outputs with the oracle."""
     Oracle(collective, inputs, op, dim, concat_dim).check(outputs)
 

@@ -90,9 +90,7 @@ class _Machine:
         s = self.streams
         waits = range(int(s.wait_ptr[i]), int(s.wait_ptr[i + 1]))
         base = execution * s.span
-        return all(
-            self._counter(t, state.at[t]) >= base + int(s.wait_value[w]) for w in waits for t in [int(s.wait_stream[w])]
-        )
+        return all(self._counter(t, state.at[t]) >= base + int(s.wait_value[w]) for w in waits for t in [int(s.wait_stream[w])])
 
     def steps(self, state: State) -> Iterator[State]:
         """All states that are one event away."""

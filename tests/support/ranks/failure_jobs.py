@@ -30,9 +30,13 @@ class Server:
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+            [sys.executable, "-W", "error", str(SCRIPT)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
             env={**os.environ, "PYTHONPATH": python_path()},
-        )  # fmt: skip
+        )
 
     def ask(self, **request: Any) -> Any:
         self.process.stdin.write(json.dumps(request) + "\n")
@@ -55,19 +59,24 @@ class Job:
 
     def __init__(
         self, server: Server, folder: Path, case: str, n: int, environment: dict[str, str] | None = None, **arguments: Any
-    ):  # fmt: skip
+    ):
         self.server, self.n, self.run = server, n, secrets.token_hex(8)
         self.folder, self.place = folder / self.run, folder / self.run / "place"
         self.place.mkdir(parents=True)  # the ranks' current and temporary directory
         self.codes: dict[int, int] = {}
         self.before = named()
         job = {
-            "FUNCCOLL_WORLD_SIZE": str(n), "FUNCCOLL_RUN_ID": self.run, "FUNCCOLL_RENDEZVOUS_TIMEOUT": "60",
+            "FUNCCOLL_WORLD_SIZE": str(n),
+            "FUNCCOLL_RUN_ID": self.run,
+            "FUNCCOLL_RENDEZVOUS_TIMEOUT": "60",
             "TMPDIR": str(self.place),
-        }  # fmt: skip
+        }
         self.arguments = {
-            "case": case, "folder": str(self.folder), "arguments": arguments, "environment": job | (environment or {}),
-        }  # fmt: skip
+            "case": case,
+            "folder": str(self.folder),
+            "arguments": arguments,
+            "environment": job | (environment or {}),
+        }
         self.pids: dict[int, int] = {}
 
     def start(self, ranks: Iterable[int] | None = None) -> None:

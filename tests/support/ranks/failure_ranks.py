@@ -69,8 +69,9 @@ def backward(x: Any, w: Any) -> Any:
 staging._STAGED_BYTES, staging._SEGMENT_BYTES = 256, 200
 EVERY = P(("a", "b"))
 STEPS: dict[Callable[[Any, Any], Any], Any] = {
-    work: (P("b"), P("a"), EVERY, EVERY, EVERY, P(), P()), backward: P(),
-}  # fmt: skip
+    work: (P("b"), P("a"), EVERY, EVERY, EVERY, P(), P()),
+    backward: P(),
+}
 """Step of a job -> the specs of its results."""
 W = np.arange(1.0, 6.0, dtype=np.float32)
 

@@ -59,8 +59,12 @@ def transports() -> None:
     compiled = lowered.compile()
     print([type(call).__name__ for call in compiled.group_calls], compiled.execution)
     print([np.asarray(run(x)).tolist() for _ in range(2)])
-    print([mesh.transport.native_algorithm("all_reduce", "sum", [np.dtype(dtype)], nbytes, n, {})
-           for dtype, nbytes in (("f4", 1 << 10), ("f4", 1 << 30), ("c8", 1 << 30))])  # fmt: skip
+    print(
+        [
+            mesh.transport.native_algorithm("all_reduce", "sum", [np.dtype(dtype)], nbytes, n, {})
+            for dtype, nbytes in (("f4", 1 << 10), ("f4", 1 << 30), ("c8", 1 << 30))
+        ]
+    )
     pickled = pickle.loads(pickle.dumps(mesh))
     print([np.asarray(fc.jit(step, mesh=pickled, in_specs=P("d"), out_specs=P())(x)).tolist() for _ in range(2)])
     fc.finalize()

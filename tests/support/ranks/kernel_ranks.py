@@ -49,9 +49,18 @@ class Rank:
     """
 
     def __init__(
-        self, rank: int, memory: mmap.mmap | RankMemory, schedule: Schedule, elements: int, dtype: np.dtype, op: str,
-        identity: str = "", number: int = 0, mailboxes: Mailboxes = (), library: MessageLibrary | None = None,
-    ):  # fmt: skip
+        self,
+        rank: int,
+        memory: mmap.mmap | RankMemory,
+        schedule: Schedule,
+        elements: int,
+        dtype: np.dtype,
+        op: str,
+        identity: str = "",
+        number: int = 0,
+        mailboxes: Mailboxes = (),
+        library: MessageLibrary | None = None,
+    ):
         """With a `library` each rank is a host of its own."""
         self.shared = shared = memory if isinstance(memory, RankMemory) else RankMemory(rank, memory)
         self.memory = shared.bytes
@@ -74,10 +83,16 @@ class Rank:
         self.arguments, self.results = (self.input,), (self.output,)
         self.operands, self.accumulator = np.zeros(plan.max_operands, np.int64), np.zeros(ACCUMULATOR_BYTES, np.uint8)
         self.context, self.contention = np.zeros(WORD.size, np.int64), shared.contention
-        tables = ((WORD.code, self.code), (WORD.addresses, self.addresses), (WORD.bases, shared.bases),
-                  (WORD.operands, self.operands), (WORD.accumulator, self.accumulator),
-                  (WORD.low_water_marks, shared.low_water_marks), (WORD.contention, self.contention),
-                  (WORD.sequence_hashes, shared.sequence_hashes))  # fmt: skip
+        tables = (
+            (WORD.code, self.code),
+            (WORD.addresses, self.addresses),
+            (WORD.bases, shared.bases),
+            (WORD.operands, self.operands),
+            (WORD.accumulator, self.accumulator),
+            (WORD.low_water_marks, shared.low_water_marks),
+            (WORD.contention, self.contention),
+            (WORD.sequence_hashes, shared.sequence_hashes),
+        )
         for word, table in tables:
             self.context[word] = table.ctypes.data
         for word, arrays in ((WORD.arguments, self.arguments), (WORD.results, self.results)):

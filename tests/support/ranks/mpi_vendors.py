@@ -35,9 +35,15 @@ def mpirun(vendor: str) -> Mpirun:
 
 
 def start(
-    vendor: str, hosts: Sequence[tuple[str, int]], program: Sequence[str], ranks: Mapping[str, str] | None = None,
-    launcher: Mapping[str, str] | None = None, before: Sequence[str] = (), agent: str = "", **options: Any,
-) -> subprocess.Popen[str]:  # fmt: skip
+    vendor: str,
+    hosts: Sequence[tuple[str, int]],
+    program: Sequence[str],
+    ranks: Mapping[str, str] | None = None,
+    launcher: Mapping[str, str] | None = None,
+    before: Sequence[str] = (),
+    agent: str = "",
+    **options: Any,
+) -> subprocess.Popen[str]:
     """Start a program with mpirun on (host, number of processes) each.
 
     ranks, launcher: further environment of the ranks, and of mpirun. before: the beginning of the command. options: those of
@@ -47,9 +53,13 @@ def start(
     command = mpirun(vendor).command(hosts, program, passed_on(environment, list(ranks or ())), agent=agent)
     # As `funccoll run` does, SIGPIPE stays ignored.
     options = {
-        "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True,
-        "restore_signals": False, **options,
-    }  # fmt: skip
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "restore_signals": False,
+        **options,
+    }
     return subprocess.Popen([*before, *command], env=environment, start_new_session=True, **options)
 
 

@@ -91,9 +91,13 @@ class NetworkHosts:
         known = zip(["127.0.0.1", f"{NETWORK}.254", *self.addresses], ["localhost", "head", *self.names], strict=True)
         command = [*enter, *_NEW, "sh", "-c", _BOOT, name, "\n".join(map(" ".join, known))]
         holder = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
             preexec_fn=dying_with_parent(os.getpid()),
-        )  # fmt: skip
+        )
         self._holders.append(holder)
         assert holder.stdout is not None
         if holder.stdout.readline() != "up\n":
@@ -124,9 +128,19 @@ class NetworkHosts:
     def entering(self, host: int) -> list[str]:
         """The beginning of a command that runs on a host, or on the head, -1, in the folder of this process."""
         return [
-            "nsenter", "-t", str(self._pids[1 + host]), "-n", "-u", "-i", "-m", "-p", f"--wd={os.getcwd()}", "--",
-            "env", f"TMPDIR={_TEMPORARY}",
-        ]  # fmt: skip
+            "nsenter",
+            "-t",
+            str(self._pids[1 + host]),
+            "-n",
+            "-u",
+            "-i",
+            "-m",
+            "-p",
+            f"--wd={os.getcwd()}",
+            "--",
+            "env",
+            f"TMPDIR={_TEMPORARY}",
+        ]
 
     def mpi(self, vendor: str) -> dict[str, str]:
         """The environment of a launcher on the head: this vendor's, and what `enter_host.sh` needs."""
@@ -134,7 +148,11 @@ class NetworkHosts:
         return {**mpi_vendors.variables(vendor), "NETWORK_HOSTS": " ".join(known)}
 
     def mpirun(
-        self, vendor: str, counts: Sequence[int], program: Sequence[str], variables: Mapping[str, str] | None = None,
+        self,
+        vendor: str,
+        counts: Sequence[int],
+        program: Sequence[str],
+        variables: Mapping[str, str] | None = None,
         **options: Any,
     ) -> subprocess.Popen[str]:
         """Start a program with mpirun, in the folder of this process: on host i with counts[i] processes, if any.

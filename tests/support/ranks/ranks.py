@@ -161,7 +161,7 @@ def _started(listener):
         [sys.executable, "-W", "error", str(Path(__file__).with_name("rank_server.py")), *map(str, descriptors)],
         pass_fds=descriptors,
         env={**inherited, "PYTHONPATH": python_path(), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     theirs.close()
     atexit.register(lambda: (ours.close(), server.wait()))
     return ours
@@ -210,9 +210,13 @@ class Ranks:
     def start(self, rank, script, name=None, **environment):
         """One more process, known here as `name` when it is not to be known as its rank."""
         variables = {
-            **os.environ, "FUNCCOLL_RANK": str(rank), "FUNCCOLL_WORLD_SIZE": str(self.world), "FUNCCOLL_RUN_ID": self.run,
-            **self.environment, **environment,
-        }  # fmt: skip
+            **os.environ,
+            "FUNCCOLL_RANK": str(rank),
+            "FUNCCOLL_WORLD_SIZE": str(self.world),
+            "FUNCCOLL_RUN_ID": self.run,
+            **self.environment,
+            **environment,
+        }
         name = rank if name is None else name
         server = _server(self.imports, _is_native())
         self.processes[name] = process = Process(script, variables, server)

@@ -26,9 +26,13 @@ class Runner(subprocess.Popen):
 def begin(*arguments, **options):
     """`funccoll run` in a process group of its own, as a shell would start it; returns when both ranks are ready."""
     runner = Runner(
-        [*FUNCCOLL, "run", "-n", "2", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
+        [*FUNCCOLL, "run", "-n", "2", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
         **options,
-    )  # fmt: skip
+    )
     said = {runner.stdout.readline() for _ in range(2)}
     if said != {"[0] ready\n", "[1] ready\n"}:
         runner.kill()

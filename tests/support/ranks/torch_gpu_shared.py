@@ -51,5 +51,3 @@ def main() -> None:
         memory: Any = pair.there._memory
         assert memory.mesh.transport.shares_gpus and not fake_nccl._calls
     print("trained", flush=True)
-
-

@@ -63,9 +63,11 @@ def averages(rank: int, folder: str) -> None:
     begin(f"file://{folder}/first", rank)
     assert (fc.rank(), fc.world_size()) == (rank, 2)
     words = [
-        refusal(summed, early, 2), refusal(fc.device_put, np.ones(2), early, fc.P("d")), refusal(alone, torch.ones(1, 1)),
+        refusal(summed, early, 2),
+        refusal(fc.device_put, np.ones(2), early, fc.P("d")),
+        refusal(alone, torch.ones(1, 1)),
         refusal(DistributedDataParallel, torch.nn.Linear(1, 1), process_group=early),
-    ]  # fmt: skip
+    ]
     for text in words:
         assert "has only virtual devices of this process: it was made at" in text and "torch_group_jobs.py:" in text, text
         assert f"This is rank {rank} of 2 by now: make the mesh after that." in text, text
@@ -163,10 +165,14 @@ def inherited(rank: int, folder: str) -> None:
 
 
 CASES = {
-    "averages": (averages, 2), "other backends": (other_backends, 2), "half set": (half_set, 2),
-    "a group of one": (of_a_group_of_one, 2), "a rank that does not come": (a_rank_that_does_not_come, 3),
-    "inherited": (inherited, 2), "starts a program": (starts_a_program, 2),
-}  # fmt: skip
+    "averages": (averages, 2),
+    "other backends": (other_backends, 2),
+    "half set": (half_set, 2),
+    "a group of one": (of_a_group_of_one, 2),
+    "a rank that does not come": (a_rank_that_does_not_come, 3),
+    "inherited": (inherited, 2),
+    "starts a program": (starts_a_program, 2),
+}
 
 
 def case(rank: int, function: object, folder: str) -> None:

@@ -24,11 +24,34 @@ from tests.support.cases.torch_modules import CASES, Case
 from tests.support.ranks.torch_ranks import Training, differences
 
 KINDS = [
-    "linear layers", "many buckets", "convolution with batch norm", "buffers of each rank's own", "channels last", "embedding",
-    "sparse embedding", "LSTM", "GRU in both directions", "attention", "transformer", "tied weights", "frozen parts",
-    "checkpoints", "autocast", "bfloat16", "complex", "float32 and float64", "odd shapes", "zeros kept", "zeros kept, views",
-    "odd buffers", "parametrizations", "sparse bags", "a strided weight", "branches", "outputs in a dict",
-]  # fmt: skip
+    "linear layers",
+    "many buckets",
+    "convolution with batch norm",
+    "buffers of each rank's own",
+    "channels last",
+    "embedding",
+    "sparse embedding",
+    "LSTM",
+    "GRU in both directions",
+    "attention",
+    "transformer",
+    "tied weights",
+    "frozen parts",
+    "checkpoints",
+    "autocast",
+    "bfloat16",
+    "complex",
+    "float32 and float64",
+    "odd shapes",
+    "zeros kept",
+    "zeros kept, views",
+    "odd buffers",
+    "parametrizations",
+    "sparse bags",
+    "a strided weight",
+    "branches",
+    "outputs in a dict",
+]
 """Names in torch_modules.CASES."""
 STEPS = 3
 Step = Callable[[Training, int], dict[str, Any]]
@@ -101,9 +124,13 @@ def grown_buffer(training: Training, step: int) -> dict[str, Any]:
 
 
 SITUATIONS: dict[str, Step] = {
-    "plain": plain, "no_sync": no_sync, "two forwards": two_forwards, "replaced parameter": replaced_parameter,
-    "skipped backward": skipped_backward, "grown buffer": grown_buffer,
-}  # fmt: skip
+    "plain": plain,
+    "no_sync": no_sync,
+    "two forwards": two_forwards,
+    "replaced parameter": replaced_parameter,
+    "skipped backward": skipped_backward,
+    "grown buffer": grown_buffer,
+}
 
 
 @contextlib.contextmanager

@@ -28,14 +28,27 @@ GRID = np.arange(48, dtype=np.float32).reshape(8, 6)
 def test_operators_compute_on_the_global_value():
     arr, whole = fc.device_put(GRID, MESH, P("data")), fc.device_put(GRID + 1, MESH, P(None, "model"))
     for got, expected in [
-        (arr + 1, GRID + 1), (1 - arr, 1 - GRID), (arr * whole, GRID * (GRID + 1)), (arr / 2, GRID / 2), (arr**2, GRID**2),
-        (-arr, -GRID), (abs(-arr), GRID), (arr @ GRID.T, GRID @ GRID.T), (GRID + arr, GRID + GRID), (arr // 2, GRID // 2),
-        (arr % 3, GRID % 3), (np.tanh(arr), np.tanh(GRID)), (np.add(arr, whole), GRID + GRID + 1), (arr[2:4, 1], GRID[2:4, 1]),
-        (np.sum(arr, axis=0), GRID.sum(axis=0)), (np.concatenate([arr, whole]), np.concatenate([GRID, GRID + 1])),
-        (arr.astype(np.int32), GRID.astype(np.int32)), (np.float32(2) * arr, np.float32(2) * GRID),
-    ]:  # fmt: skip
+        (arr + 1, GRID + 1),
+        (1 - arr, 1 - GRID),
+        (arr * whole, GRID * (GRID + 1)),
+        (arr / 2, GRID / 2),
+        (arr**2, GRID**2),
+        (-arr, -GRID),
+        (abs(-arr), GRID),
+        (arr @ GRID.T, GRID @ GRID.T),
+        (GRID + arr, GRID + GRID),
+        (arr // 2, GRID // 2),
+        (arr % 3, GRID % 3),
+        (np.tanh(arr), np.tanh(GRID)),
+        (np.add(arr, whole), GRID + GRID + 1),
+        (arr[2:4, 1], GRID[2:4, 1]),
+        (np.sum(arr, axis=0), GRID.sum(axis=0)),
+        (np.concatenate([arr, whole]), np.concatenate([GRID, GRID + 1])),
+        (arr.astype(np.int32), GRID.astype(np.int32)),
+        (np.float32(2) * arr, np.float32(2) * GRID),
+    ]:
         assert isinstance(got, np.ndarray) and same(got, expected)
-    assert ((arr == GRID).all() and (arr != whole).all() and (arr < whole).all() and (whole >= arr).all())
+    assert (arr == GRID).all() and (arr != whole).all() and (arr < whole).all() and (whole >= arr).all()
     assert [row.tolist() for row in arr] == GRID.tolist() == arr.tolist()
     with pytest.raises(TypeError, match="unhashable"):
         hash(arr)
@@ -196,15 +209,27 @@ def test_errors_of_calls_on_arrays_end_at_the_users_line(monkeypatch):
     x: Any = a
     bf = fc.device_put(GRID.astype(fc.bfloat16), MESH, P("data"))
     calls = {
-        "operator": lambda: a + np.ones(3), "reflected": lambda: np.ones(3) @ x, "comparison": lambda: a < "x",
-        "unary": lambda: ~a, "method": lambda: a.reshape(5), "index": lambda: a[9], "number": lambda: float(a),
-        "item": lambda: a.item(), "missing": lambda: x.ptp, "no name": lambda: x.ptpt,
-        "assignment": lambda: x.__setitem__(0, 1), "view": lambda: np.array(bf, copy=False),
-        "length": lambda: len(fc.asarray(1.0)), "block": lambda: a.local,
-        "device_put": lambda: fc.device_put(np.ones(7), MESH, P("data")), "no object": lambda: fc.asarray(object()),
-        "from_local": lambda: fc.from_local([1, 2], MESH, P("data")), "words": lambda: fc.device_put(a, mash=MESH),
-        "mesh": lambda: fc.make_mesh({"i": 0}), "process_allgather": lambda: fc.process_allgather([object()]),
-    }  # fmt: skip
+        "operator": lambda: a + np.ones(3),
+        "reflected": lambda: np.ones(3) @ x,
+        "comparison": lambda: a < "x",
+        "unary": lambda: ~a,
+        "method": lambda: a.reshape(5),
+        "index": lambda: a[9],
+        "number": lambda: float(a),
+        "item": lambda: a.item(),
+        "missing": lambda: x.ptp,
+        "no name": lambda: x.ptpt,
+        "assignment": lambda: x.__setitem__(0, 1),
+        "view": lambda: np.array(bf, copy=False),
+        "length": lambda: len(fc.asarray(1.0)),
+        "block": lambda: a.local,
+        "device_put": lambda: fc.device_put(np.ones(7), MESH, P("data")),
+        "no object": lambda: fc.asarray(object()),
+        "from_local": lambda: fc.from_local([1, 2], MESH, P("data")),
+        "words": lambda: fc.device_put(a, mash=MESH),
+        "mesh": lambda: fc.make_mesh({"i": 0}),
+        "process_allgather": lambda: fc.process_allgather([object()]),
+    }
     for name, call in calls.items():
         with pytest.raises(Exception) as caught:
             call()

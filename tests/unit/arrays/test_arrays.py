@@ -20,9 +20,22 @@ MESH = fc.make_mesh({"data": 4, "model": 2})
 GRID = np.arange(48, dtype=np.float32).reshape(8, 6)
 SPECS = [P(), P("data"), P(None, "model"), P("model", None), P("data", "model"), P(("data", "model")), P(("model", "data"))]
 DTYPES = [
-    np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64, np.float16, fc.bfloat16,
-    np.float32, np.float64, np.complex64, np.complex128,
-]  # fmt: skip
+    np.bool_,
+    np.int8,
+    np.int16,
+    np.int32,
+    np.int64,
+    np.uint8,
+    np.uint16,
+    np.uint32,
+    np.uint64,
+    np.float16,
+    fc.bfloat16,
+    np.float32,
+    np.float64,
+    np.complex64,
+    np.complex128,
+]
 
 
 # ---------------------------------------------------------------- in and out

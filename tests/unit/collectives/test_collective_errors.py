@@ -35,10 +35,16 @@ def test_a_collective_in_a_function_jitted_without_a_mesh():
 def test_a_collective_over_an_axis_its_operand_does_not_vary_over(name):
     collective = getattr(fc, name)
     wrong(
-        VaryingError, lambda: run(lambda x: collective(x, "data"), spec=P()),
-        name, "'data'", "f32[8]", "does not vary", "fc.pvary(x, 'data')", "Drop the collective",
+        VaryingError,
+        lambda: run(lambda x: collective(x, "data"), spec=P()),
+        name,
+        "'data'",
+        "f32[8]",
+        "does not vary",
+        "fc.pvary(x, 'data')",
+        "Drop the collective",
         *(["fc.own_slice(x, 'data')"] if name in ("scatter", "reduce_scatter") else []),
-    )  # fmt: skip
+    )
 
 
 def test_own_slice_of_what_varies():
@@ -73,11 +79,18 @@ def test_split_and_concat_dims_have_their_own_names():
 @pytest.mark.parametrize(
     ("pairs", "part"),
     [
-        ([(0, 9)], "destination 9"), ([(-1, 0)], "source -1"), ([(0, 1), (2, 1)], "destination appears twice"),
-        ([(0, 1), (0, 2)], "source appears twice"), (3, "[(0, 1), (1, 0)]"), ([0, 1], "[(0, 1), (1, 0)]"),
-        ({0: 1}, "[(0, 1), (1, 0)]"), ([(0.5, 1)], "[(0, 1), (1, 0)]"), ("ab", "[(0, 1), (1, 0)]"), (None, "permute"),
+        ([(0, 9)], "destination 9"),
+        ([(-1, 0)], "source -1"),
+        ([(0, 1), (2, 1)], "destination appears twice"),
+        ([(0, 1), (0, 2)], "source appears twice"),
+        (3, "[(0, 1), (1, 0)]"),
+        ([0, 1], "[(0, 1), (1, 0)]"),
+        ({0: 1}, "[(0, 1), (1, 0)]"),
+        ([(0.5, 1)], "[(0, 1), (1, 0)]"),
+        ("ab", "[(0, 1), (1, 0)]"),
+        (None, "permute"),
     ],
-)  # fmt: skip
+)
 def test_pairs_that_are_none(pairs, part):
     wrong(ShapeError, lambda: run(lambda x: fc.permute(x, "data", pairs=pairs)), "permute", part)
 

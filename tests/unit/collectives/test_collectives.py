@@ -22,10 +22,14 @@ FEW = 24
 """Of the 24 choices of axes one for each of 138 cases, another one for the next case."""
 
 
-@pytest.mark.parametrize("every", [
-    pytest.param(FEW, id="a few axes"), pytest.param(3, id="more axes", marks=pytest.mark.slow),
-    pytest.param(1, id="all axes", marks=pytest.mark.exhaustive),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "every",
+    [
+        pytest.param(FEW, id="a few axes"),
+        pytest.param(3, id="more axes", marks=pytest.mark.slow),
+        pytest.param(1, id="all axes", marks=pytest.mark.exhaustive),
+    ],
+)
 @in_groups("name", CASES, of=5)
 def test_against_the_oracle(name: str, every: int):
     """On every mesh along choices of axes; all dtypes are in one program, along a few axes a third of them in turn."""
@@ -88,10 +92,17 @@ def test_extrema_do_not_see_the_order_of_devices(dtype):
     zero, minus = np.asarray(0.0, dtype), np.asarray(-0.0, dtype)
     one, inf = np.asarray(1, dtype), np.asarray(np.inf, dtype)
     pairs = [  # a, b, max, min
-        (odd, one, canonical, canonical), (negative, inf, canonical, canonical), (odd, negative, canonical, canonical),
-        (zero, minus, zero, minus), (minus, minus, minus, minus), (zero, zero, zero, zero), (one, minus, one, minus),
-        (-inf, zero, zero, -inf), (inf, one, inf, one), (odd, zero, canonical, canonical),
-    ]  # fmt: skip
+        (odd, one, canonical, canonical),
+        (negative, inf, canonical, canonical),
+        (odd, negative, canonical, canonical),
+        (zero, minus, zero, minus),
+        (minus, minus, minus, minus),
+        (zero, zero, zero, zero),
+        (one, minus, one, minus),
+        (-inf, zero, zero, -inf),
+        (inf, one, inf, one),
+        (odd, zero, canonical, canonical),
+    ]
     left, right, high, low = (np.array(column, dtype) for column in zip(*pairs))
     for a, b in ((left, right), (right, left)):
         for op, want in (("max", high), ("min", low)):
@@ -112,12 +123,16 @@ def test_extrema_do_not_see_the_order_of_devices(dtype):
 
 
 CALLS = [
-    ("all_reduce", lambda x: fc.all_reduce(x, "data")), ("all_gather", lambda x: fc.all_gather(x, "data")),
-    ("permute", lambda x: fc.permute(x, "data", pairs=[(0, 1)])), ("broadcast", lambda x: fc.broadcast(x, "data")),
-    ("reduce", lambda x: fc.reduce(x, "data")), ("gather", lambda x: fc.gather(x, "data")),
-    ("scatter", lambda x: fc.scatter(x, "data")), ("reduce_scatter", lambda x: fc.reduce_scatter(x, "data")),
+    ("all_reduce", lambda x: fc.all_reduce(x, "data")),
+    ("all_gather", lambda x: fc.all_gather(x, "data")),
+    ("permute", lambda x: fc.permute(x, "data", pairs=[(0, 1)])),
+    ("broadcast", lambda x: fc.broadcast(x, "data")),
+    ("reduce", lambda x: fc.reduce(x, "data")),
+    ("gather", lambda x: fc.gather(x, "data")),
+    ("scatter", lambda x: fc.scatter(x, "data")),
+    ("reduce_scatter", lambda x: fc.reduce_scatter(x, "data")),
     ("all_to_all", lambda x: fc.all_to_all(x, "data", split_dim=0, concat_dim=1)),
-]  # fmt: skip
+]
 
 
 def test_a_pytree_is_one_operation(mesh):
@@ -175,7 +190,7 @@ REFUSED = {
     "pairs twice": (lambda x: fc.permute(x, "data", pairs=[(0, 1), (2, 1)]), ShapeError, "destination"),
     "pairs range": (lambda x: fc.permute(x, "data", pairs=[(0, 4)]), ShapeError, "position"),
     "own slice": (lambda x: fc.own_slice(x, "data"), VaryingError, "varies"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)

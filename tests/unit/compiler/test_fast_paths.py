@@ -38,9 +38,13 @@ def layout(shape: tuple[int, ...], dtype: Any = np.float32, spec: Any = None) ->
 
 
 def fast_path(
-    leaves: Sequence[Any], layouts: Sequence[Any], run: Callable[..., Any], outs: Sequence[Any], tree: Any = None,
+    leaves: Sequence[Any],
+    layouts: Sequence[Any],
+    run: Callable[..., Any],
+    outs: Sequence[Any],
+    tree: Any = None,
     failed: Callable[[BaseException], object] = lambda error: None,
-) -> Any:  # fmt: skip
+) -> Any:
     return make_fast_path(leaves, layouts, run, outs, optree.treespec_leaf() if tree is None else tree, failed)
 
 
@@ -66,10 +70,16 @@ def test_arrays_of_numpy_and_several_results(kind):
 @pytest.mark.parametrize(
     "leaves",
     [
-        (), (X, X), (1.0,), (np.arange(4, dtype=np.float32),), (Array(layout((4,), np.int32), np.zeros(4, np.int32)),),
-        (Array(layout((4,), spec=P("d")), np.zeros(4, np.float32)),), ("text",), (None,),
+        (),
+        (X, X),
+        (1.0,),
+        (np.arange(4, dtype=np.float32),),
+        (Array(layout((4,), np.int32), np.zeros(4, np.int32)),),
+        (Array(layout((4,), spec=P("d")), np.zeros(4, np.float32)),),
+        ("text",),
+        (None,),
     ],
-)  # fmt: skip
+)
 def test_other_arguments_than_an_array(kind, leaves):
     assert fast_path([X], [A], lambda x: (x,), [A])(leaves) is NotImplemented
 
@@ -81,10 +91,18 @@ class Mine(np.ndarray):
 @in_groups(
     "leaf",
     [
-        X, np.zeros(5, np.float32), np.zeros((4, 1), np.float32), np.zeros(4), np.zeros(4, ">f4"), np.float32(1), [0.0] * 4,
-        np.zeros(4, np.float32).view(Mine), np.ma.masked_array(np.zeros(4, np.float32)), np.zeros((), np.float32),
+        X,
+        np.zeros(5, np.float32),
+        np.zeros((4, 1), np.float32),
+        np.zeros(4),
+        np.zeros(4, ">f4"),
+        np.float32(1),
+        [0.0] * 4,
+        np.zeros(4, np.float32).view(Mine),
+        np.ma.masked_array(np.zeros(4, np.float32)),
+        np.zeros((), np.float32),
     ],
-)  # fmt: skip
+)
 def test_other_arguments_than_an_array_of_numpy(kind, leaf):
     assert fast_path([np.zeros(4, np.float32)], [A], lambda x: (x,), [A])((leaf,)) is NotImplemented
 

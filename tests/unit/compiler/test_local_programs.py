@@ -27,8 +27,10 @@ def test_what_does_not_vary_is_computed_once(monkeypatch):
     try:
         step = fc.jit(
             lambda x, w: np.sum(x) * np.sin(w),
-            mesh=MESH, in_specs=(P("data"), P()), out_specs=P("data"),
-        )  # fmt: skip
+            mesh=MESH,
+            in_specs=(P("data"), P()),
+            out_specs=P("data"),
+        )
         step(X, np.ones(4, np.float32))
         assert len(calls) == 1
         fc.jit(lambda x: np.sin(x), mesh=MESH, in_specs=P("data"), out_specs=P("data"))(X)
@@ -100,12 +102,17 @@ def _missing(x):
     return {}["a"]
 
 
-@pytest.mark.parametrize("call", [
-    lambda: fc.jit(_missing)(X), lambda: fc.jit(_missing).lower(X), lambda: fc.jit(fc.vmap(_missing))(X),
-    lambda: fc.jit(fc.grad(lambda x: np.sum(_missing(x))))(X),
-    lambda: fc.jit(lambda x: fc.pure_callback(_missing, fc.ArrayType(X.shape, X.dtype), x))(X),
-    lambda: fc.jit(lambda x: fc.scan(lambda c, _: (_missing(c), None), x, None, length=2)[0])(X),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: fc.jit(_missing)(X),
+        lambda: fc.jit(_missing).lower(X),
+        lambda: fc.jit(fc.vmap(_missing))(X),
+        lambda: fc.jit(fc.grad(lambda x: np.sum(_missing(x))))(X),
+        lambda: fc.jit(lambda x: fc.pure_callback(_missing, fc.ArrayType(X.shape, X.dtype), x))(X),
+        lambda: fc.jit(lambda x: fc.scan(lambda c, _: (_missing(c), None), x, None, length=2)[0])(X),
+    ],
+)
 def test_exceptions_of_the_users_own_show_no_frames_of_ours(call, monkeypatch):
     monkeypatch.delenv("FUNCCOLL_TRACEBACK", raising=False)
     with pytest.raises(KeyError) as caught:
@@ -134,18 +141,24 @@ def test_errors_at_run_time_and_outside_jit_show_no_frames_of_ours(monkeypatch):
     cases = {
         "at": (lambda: at(X, bad), IndexError),
         "first": (lambda: fc.jit(lambda x, i: fc.at(x)[i].get())(X, bad), IndexError),
-        "pytree": (lambda: pick({"x": X}, bad), IndexError), "number": (lambda: pick({"x": X}, 99), IndexError),
-        "devices": (lambda: split(X, bad), IndexError), "singular": (lambda: solve(np.zeros((2, 2))), np.linalg.LinAlgError),
-        "outside": (lambda: fc.all_reduce(X, "i"), MeshError), "positional": (lambda: fc.permute(X, "i", [(0, 1)]), MeshError),
+        "pytree": (lambda: pick({"x": X}, bad), IndexError),
+        "number": (lambda: pick({"x": X}, 99), IndexError),
+        "devices": (lambda: split(X, bad), IndexError),
+        "singular": (lambda: solve(np.zeros((2, 2))), np.linalg.LinAlgError),
+        "outside": (lambda: fc.all_reduce(X, "i"), MeshError),
+        "positional": (lambda: fc.permute(X, "i", [(0, 1)]), MeshError),
         "keyword": (lambda: fc.all_reduce(X, axis_name="i"), UnsupportedError),
         "index": (lambda: fc.axis_index("i"), MeshError),
         "eager at": (lambda: fc.at(X)[99].set(0.0), ShapeError),
         "gradient": (lambda: fc.grad(lambda w: np.sum(w * 2))(np.arange(3)), DTypeError),
         "vmap": (lambda: fc.vmap(lambda x, y: x + y)(X, X[:, :3]), ShapeError),
         "decorator": (lambda: fc.jit(mesh=both, in_specs=P("model"))(np.sum), MeshError),
-    }  # fmt: skip
-    ours = lambda error: [f for f in traceback.extract_tb(error.__traceback__)
-                          if f.filename.startswith(("<funccoll", str(Path(fc.__file__).parent)))]  # fmt: skip
+    }
+    ours = lambda error: [
+        f
+        for f in traceback.extract_tb(error.__traceback__)
+        if f.filename.startswith(("<funccoll", str(Path(fc.__file__).parent)))
+    ]
     for name, (call, kind) in cases.items():
         with pytest.raises(kind) as caught:
             call()

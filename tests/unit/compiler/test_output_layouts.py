@@ -86,15 +86,20 @@ KEPT = {
     "vmap": (lambda x: fc.vmap(lambda row: row @ np.ones((16, 2)))(x), A, A),
     "vmap of columns": (lambda x: fc.vmap(lambda c: c * np.sum(c), in_axes=1, out_axes=1)(x), B, B),
     "loop": (lambda x: fc.fori_loop(0, 3, lambda i, c: c * 0.5 + x, np.zeros_like(x)), AB, AB),
-    "while": (lambda x: fc.while_loop(lambda c: fc.all_reduce(np.sum(c[1]), ("a", "b")) < 9e9, lambda c: (c[0] + 1, c[1] * 2),
-                                      (0, x))[1], AB, AB),
+    "while": (
+        lambda x: fc.while_loop(
+            lambda c: fc.all_reduce(np.sum(c[1]), ("a", "b")) < 9e9, lambda c: (c[0] + 1, c[1] * 2), (0, x)
+        )[1],
+        AB,
+        AB,
+    ),
     "scan": (lambda x: fc.scan(lambda c, row: (c + row, c * row), np.zeros(x.shape[1]), x)[1], B, B),
     "cond": (lambda x: fc.cond(fc.all_reduce(x[0, 0], ("a", "b"), op="max") > 0, lambda x: x * 2, np.zeros_like, x), AB, AB),
     "checkpoint": (lambda x: fc.checkpoint(np.sin)(x), AB, AB),
     "nested jit": (lambda x: fc.jit(lambda x: x.T)(x), A, P(None, "a")),
     "softmax of whole rows": (lambda x: fc.nn.softmax(x, axis=1), A, A),
     "a rule without layout, of whole values": (lambda x: np.linalg.inv(fc.all_reduce(x @ x.T, "b")), B, P()),
-}  # fmt: skip
+}
 
 
 @in_groups("name", KEPT)
@@ -140,7 +145,7 @@ LOST = {
     "a primitive of one's own": (lambda x: NORMALIZE(x), A, "there is no rule for normalize"),
     "only device numbers": (lambda x: fc.axis_index("a") * np.ones(3), A, "each device has made it for itself"),
     "copies": (lambda x: fc.pvary(np.ones(3), "a"), A, "each device has made it for itself"),
-}  # fmt: skip
+}
 
 
 @in_groups("name", LOST)
@@ -206,9 +211,12 @@ def test_errors_say_where_and_what_to_write():
     message = wrong(
         OutSpecsError,
         lambda: fc.jit(lambda x: {"n": [x, x.sum(0)]}, mesh=MESH, in_specs=A, out_specs=fc.AUTO)(X),
-        "out_specs of <lambda>", "result['n'][1], of type f64[16]{a}", "test_output_layouts.py:", "fc.all_reduce",
+        "out_specs of <lambda>",
+        "result['n'][1], of type f64[16]{a}",
+        "test_output_layouts.py:",
+        "fc.all_reduce",
         "fc.P('a') puts",
-    )  # fmt: skip
+    )
     assert message.count(". ") <= 2
     scalar = lambda: fc.jit(lambda x: x.sum(), mesh=MESH, in_specs=A, out_specs=fc.AUTO)(X)
     wrong(OutSpecsError, scalar, "x[None] with fc.P('a')")

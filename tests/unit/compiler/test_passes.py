@@ -114,9 +114,7 @@ ALGEBRA = {
     ),
     "own_slice(all_gather)": (lambda x: fc.own_slice(fc.all_gather(x, "data"), "data"), []),
     "all_to_all twice": (
-        lambda x: fc.all_to_all(
-            fc.all_to_all(x, "data", split_dim=1, concat_dim=0), "data", split_dim=0, concat_dim=1
-        ),
+        lambda x: fc.all_to_all(fc.all_to_all(x, "data", split_dim=1, concat_dim=0), "data", split_dim=0, concat_dim=1),
         [],
     ),
     "permute twice": (

@@ -39,20 +39,24 @@ def test_any_spec_from_any_other(sizes, ndim, seed):
         assert block.tobytes() == other.tobytes() and block.flags.c_contiguous
 
 
-@pytest.mark.parametrize(("old", "new", "names"), [
-    (P(), P("a", "b"), ""),  # slices, which no table lists
-    (P("a"), P(), "all_gather"),
-    (P(("a", "b"), "c"), P(("a", "b")), "all_gather"),
-    (P("a"), P(None, "a"), "all_to_all"),
-    (P(("a", "b")), P(None, ("a", "b")), "all_to_all"),  # together
-    (P(("a", "b")), P(("b", "a")), "permute"),
-    (P(("a", "b")), P("b"), "permute all_gather"),  # only the axis that disappears is gathered
-    (P("a", "c"), P("c", "a"), "permute"),  # of one size: the blocks keep their shape
-    (P("a", "b"), P("b", "a"), "all_gather all_to_all"),  # of two: one has to leave first
-    (P("b"), P(("a", "b")), "permute"),
-    (P("a", "b"), P(None, "b"), "all_gather"),
-    (P("a"), P("b"), "all_gather"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("old", "new", "names"),
+    [
+        (P(), P("a", "b"), ""),  # slices, which no table lists
+        (P("a"), P(), "all_gather"),
+        (P(("a", "b"), "c"), P(("a", "b")), "all_gather"),
+        (P("a"), P(None, "a"), "all_to_all"),
+        (P(("a", "b")), P(None, ("a", "b")), "all_to_all"),  # together
+        (P(("a", "b")), P(("b", "a")), "permute"),
+        (P(("a", "b")), P("b"), "permute all_gather"),  # only the axis that disappears is gathered
+        (P("a", "c"), P("c", "a"), "permute"),  # of one size: the blocks keep their shape
+        (P("a", "b"), P("b", "a"), "all_gather all_to_all"),  # of two: one has to leave first
+        (P("b"), P(("a", "b")), "permute"),
+        (P("a", "b"), P(None, "b"), "all_gather"),
+        (P("a"), P("b"), "all_gather"),
+    ],
+    ids=str,
+)
 def test_it_moves_no_more_than_it_must(old, new, names):
     step = fc.jit(lambda x: x, mesh=MESH, in_specs=new, out_specs=new)
     assert " ".join(row.kind for row in step.lower(put(old)).collectives()) == names
@@ -119,12 +123,22 @@ def test_donated_arguments_of_other_layouts():
 # ---------------------------------------------------------------- processes
 
 
-@pytest.mark.parametrize(("axes", "count"), [
-    ({"a": 2, "b": 2}, 5),
-    *(pytest.param(axes, 40, marks=pytest.mark.slow) for axes in (
-        {"a": 2}, {"a": 3}, {"a": 2, "b": 2}, {"a": 2, "b": 1, "c": 2},
-    )),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("axes", "count"),
+    [
+        ({"a": 2, "b": 2}, 5),
+        *(
+            pytest.param(axes, 40, marks=pytest.mark.slow)
+            for axes in (
+                {"a": 2},
+                {"a": 3},
+                {"a": 2, "b": 2},
+                {"a": 2, "b": 1, "c": 2},
+            )
+        ),
+    ],
+    ids=str,
+)
 @pytest.mark.processes
 def test_processes(axes, count):
     launch(cases.moves, Mesh(axes).size, axes, 0, count)

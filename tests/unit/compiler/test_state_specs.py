@@ -63,9 +63,7 @@ def put(tree, specs):
 
 def params_like(specs):
     """Parameters that these specs can split: of as many dimensions as they name, or one more."""
-    return fc.tree.map(
-        lambda spec: np.arange(4.0 ** (len(spec) + 1), dtype=np.float32).reshape((4,) * (len(spec) + 1)), specs
-    )
+    return fc.tree.map(lambda spec: np.arange(4.0 ** (len(spec) + 1), dtype=np.float32).reshape((4,) * (len(spec) + 1)), specs)
 
 
 spec_trees = st.recursive(
@@ -177,14 +175,26 @@ def test_what_cannot_be_told():
     specs = {"w": P("data", "model"), "b": P()}
     mixed = optim.chain(optim.adam(0.1), own(factored))
     wrong(
-        PytreeError, lambda: optim.state_specs(mixed, specs), "state_specs: state[1]['b']['column'] is neither",
-        "by hand", "in a chain",
-    )  # fmt: skip
+        PytreeError,
+        lambda: optim.state_specs(mixed, specs),
+        "state_specs: state[1]['b']['column'] is neither",
+        "by hand",
+        "in a chain",
+    )
     by_size = [
-        lambda p: np.zeros(p.shape[0]), lambda p: np.zeros(p.shape[:1]), lambda p: np.zeros(p.shape[1:]), lambda p: p.T,
-        lambda p: np.eye(p.shape[-1]), lambda p: np.eye(p.shape[1]), lambda p: np.zeros(p.size), lambda p: p[None],
-        lambda p: np.zeros((8, *p.shape)), lambda p: p[:1], lambda p: p[..., 0], lambda p: p[:-1],
-    ]  # fmt: skip
+        lambda p: np.zeros(p.shape[0]),
+        lambda p: np.zeros(p.shape[:1]),
+        lambda p: np.zeros(p.shape[1:]),
+        lambda p: p.T,
+        lambda p: np.eye(p.shape[-1]),
+        lambda p: np.eye(p.shape[1]),
+        lambda p: np.zeros(p.size),
+        lambda p: p[None],
+        lambda p: np.zeros((8, *p.shape)),
+        lambda p: p[:1],
+        lambda p: p[..., 0],
+        lambda p: p[:-1],
+    ]
     for make in by_size:
         wrong(PytreeError, lambda make=make: optim.state_specs(own(make), P("data", "model")), "state is neither like")
         assert optim.state_specs(own(make), P()) == P()
@@ -241,9 +251,7 @@ def test_split_parameters_and_states_are_saved_whole_and_loaded(tmp_path):
     optimizer, specs = optim.adam(0.1), {"b": P(), "w": P("model")}
     mesh = fc.make_mesh({"model": 4})
     states = optim.state_specs(optimizer, specs)
-    step = fc.jit(
-        lambda p, s: optim.apply(optimizer, p, s, p), mesh=mesh, in_specs=(specs, states), out_specs=(specs, states)
-    )
+    step = fc.jit(lambda p, s: optim.apply(optimizer, p, s, p), mesh=mesh, in_specs=(specs, states), out_specs=(specs, states))
     params = {"b": np.ones(3, np.float32), "w": np.arange(8, dtype=np.float32)}
     made = step(params, optimizer.init(params))
     leaves, tree = fc.tree.flatten(fc.process_allgather(made))

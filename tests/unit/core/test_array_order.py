@@ -114,7 +114,7 @@ RESULTS = {
     "a gradient": lambda x: fc.grad(lambda x: np.sum(np.einsum("ij->ji", x) ** 3))(x),
     "a tangent": lambda x: fc.jvp(lambda x: np.transpose(np.sin(x)), (x,), (x,)),
     "half precision": lambda x: np.sin(x.T.astype(np.float16)).astype(fc.bfloat16),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", RESULTS)
@@ -143,20 +143,29 @@ def varied(x):
 
 
 CALLS = {
-    "all_reduce": lambda x, n: fc.all_reduce(x, "d"), "max": lambda x, n: fc.all_reduce(x, "d", op="max"),
-    "mean": lambda x, n: fc.all_reduce(x, "d", op="mean"), "all_gather": lambda x, n: fc.all_gather(x, "d", dim=1),
+    "all_reduce": lambda x, n: fc.all_reduce(x, "d"),
+    "max": lambda x, n: fc.all_reduce(x, "d", op="max"),
+    "mean": lambda x, n: fc.all_reduce(x, "d", op="mean"),
+    "all_gather": lambda x, n: fc.all_gather(x, "d", dim=1),
     "stacked": lambda x, n: fc.all_gather(x, "d", dim=2, stack=True),
     "reduce_scatter": lambda x, n: fc.reduce_scatter(x, "d", dim=1),
     "all_to_all": lambda x, n: fc.all_to_all(x, "d", split_dim=1, concat_dim=0),
-    "permute": lambda x, n: fc.permute(x, "d", pairs=[(0, n - 1)]), "broadcast": lambda x, n: fc.broadcast(x, "d", root=n - 1),
-    "reduce": lambda x, n: fc.reduce(x, "d"), "gather": lambda x, n: fc.gather(x, "d", dim=1),
+    "permute": lambda x, n: fc.permute(x, "d", pairs=[(0, n - 1)]),
+    "broadcast": lambda x, n: fc.broadcast(x, "d", root=n - 1),
+    "reduce": lambda x, n: fc.reduce(x, "d"),
+    "gather": lambda x, n: fc.gather(x, "d", dim=1),
     "scatter": lambda x, n: fc.scatter(x, "d", dim=1),
-}  # fmt: skip
+}
 ORDERS = {
-    "usual": lambda x: x, "transposed": np.transpose, "flipped": lambda x: np.flip(x, 1), "sliced": lambda x: x[:, ::2],
-    "broadcast": lambda x: np.broadcast_to(x[:1], x.shape), "expanded": lambda x: np.expand_dims(x[:, 0], 1) * np.ones(4),
-    "float16": lambda x: x.T.astype(np.float16), "complex": lambda x: x.T.astype(np.complex128),
-}  # fmt: skip
+    "usual": lambda x: x,
+    "transposed": np.transpose,
+    "flipped": lambda x: np.flip(x, 1),
+    "sliced": lambda x: x[:, ::2],
+    "broadcast": lambda x: np.broadcast_to(x[:1], x.shape),
+    "expanded": lambda x: np.expand_dims(x[:, 0], 1) * np.ones(4),
+    "float16": lambda x: x.T.astype(np.float16),
+    "complex": lambda x: x.T.astype(np.complex128),
+}
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -241,9 +250,10 @@ def test_a_plan_writes_into_the_same_operands_on_virtual_devices_and_between_pro
 
 
 STEPS = st.lists(
-    st.tuples(st.integers(0, len(OPERATIONS) - 1), st.integers(0, 7), st.integers(0, 7), st.integers(0, 1 << 10)), min_size=1,
+    st.tuples(st.integers(0, len(OPERATIONS) - 1), st.integers(0, 7), st.integers(0, 7), st.integers(0, 1 << 10)),
+    min_size=1,
     max_size=7,
-)  # fmt: skip
+)
 
 
 @examples(40)

@@ -118,8 +118,11 @@ WRONG = [
 @pytest.mark.parametrize(("change", "words"), WRONG)
 def test_wrong_content_is_named_and_ignored(cache, change, words):
     if "measured" in change:
-        change = {"measured": [profile(measured=[m]).to_json()["measured"][0] if not isinstance(m, dict) else m
-                               for m in change["measured"]]}  # fmt: skip
+        change = {
+            "measured": [
+                profile(measured=[m]).to_json()["measured"][0] if not isinstance(m, dict) else m for m in change["measured"]
+            ]
+        }
     path = kept(**change)
     with pytest.warns(RuntimeWarning) as caught:
         assert current() is None
@@ -132,9 +135,21 @@ def test_wrong_content_is_named_and_ignored(cache, change, words):
     assert Topology.one_host(2) == DEFAULTS
 
 
-@pytest.mark.parametrize("content", [
-    b"", b"{", b"null", b"[]", b"\xff\xfe", b"[" * 50_000, b"1" * 5000, b'"\\ud800"', b"{}", b" " * (MOST_BYTES + 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b"\xff\xfe",
+        b"[" * 50_000,
+        b"1" * 5000,
+        b'"\\ud800"',
+        b"{}",
+        b" " * (MOST_BYTES + 1),
+    ],
+)
 def test_what_is_no_profile_is_ignored(cache, content):
     kept().write_bytes(content)
     with pytest.warns(RuntimeWarning, match="is ignored: "):
@@ -153,14 +168,17 @@ def test_damaged_bytes_never_raise_anything_but_a_reason(noise, at, length):
         assert MachineProfile.from_json(found).parameters
 
 
-@pytest.mark.parametrize(("spoil", "words"), [
-    (lambda path: path.chmod(0o666), "users other than its owner can write .*mode 666"),
-    (lambda path: path.parent.chmod(0o770), "users other than its owner can write .*funccoll .mode 770"),
-    (lambda path: (path.rename(path.parent / "there"), path.symlink_to(path.parent / "there")), "is a symbolic link"),
-    (lambda path: (path.unlink(), path.mkdir()), "is not a file"),
-    (lambda path: (path.unlink(), os.mkfifo(path)), "is not a file"),
-    pytest.param(lambda path: os.chown(path, 12345, -1), "belongs to user 12345", marks=ROOT),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda path: path.chmod(0o666), "users other than its owner can write .*mode 666"),
+        (lambda path: path.parent.chmod(0o770), "users other than its owner can write .*funccoll .mode 770"),
+        (lambda path: (path.rename(path.parent / "there"), path.symlink_to(path.parent / "there")), "is a symbolic link"),
+        (lambda path: (path.unlink(), path.mkdir()), "is not a file"),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "is not a file"),
+        pytest.param(lambda path: os.chown(path, 12345, -1), "belongs to user 12345", marks=ROOT),
+    ],
+)
 def test_files_of_others_are_not_read(cache, spoil, words):
     spoil(kept())
     with pytest.warns(RuntimeWarning, match=words):
@@ -216,28 +234,38 @@ def test_one_host_takes_the_parameters_of_the_ranks():
     assert Topology.one_host(2) == DEFAULTS
 
 
-@given(any_parameters, st.sampled_from(["two_shot", "ring", "rabenseifner", "one_shot"]), st.integers(2, 6),
-       st.integers(1, 1 << 30))  # fmt: skip
+@given(
+    any_parameters,
+    st.sampled_from(["two_shot", "ring", "rabenseifner", "one_shot"]),
+    st.integers(2, 6),
+    st.integers(1, 1 << 30),
+)
 def test_start_and_caches_in_the_cost(found, name, p, n):
     schedule = build("all_reduce", p, name)
     factor = 1 + sum(excess * (1 - held / (2 * n)) for held, excess in found.caches if 2 * n > held)
     for memory in (False, True):
         plain = Topology.uniform(p, found.alpha, found.beta * factor, found.gamma * factor)
         here = replace(plain, hosts=1, ranks_per_host=p, memory=memory)
-        found_seconds = schedule.cost(replace(here, start=found.start, host=replace(here.host, beta=found.beta),
-                                              gamma=found.gamma, caches=found.caches), n).seconds  # fmt: skip
+        found_seconds = schedule.cost(
+            replace(here, start=found.start, host=replace(here.host, beta=found.beta), gamma=found.gamma, caches=found.caches),
+            n,
+        ).seconds
         assert found_seconds == pytest.approx(found.start + schedule.cost(here, n).seconds, rel=1e-12)
 
 
-@pytest.mark.parametrize(("kind", "name", "waits", "traffic", "reduced"), [
-    ("all_reduce", "two_shot", lambda p: 0, lambda p: 2, lambda p: (p - 1) / p),
-    ("all_reduce", "one_shot", lambda p: 0, lambda p: p + 1, lambda p: p - 1),
-    # Each round of the first half reads two chunks and writes one, of the second half one and one; the first one reads inputs.
-    ("all_reduce", "ring", lambda p: 2 * (p - 1) - 1, lambda p: 5 * (p - 1) / p, lambda p: (p - 1) / p),
-    ("all_gather", "direct", lambda p: 0, lambda p: 2, lambda p: 0),
-    ("reduce_scatter", "direct", lambda p: 0, lambda p: (p + 1) / p, lambda p: (p - 1) / p),
-    ("all_to_all", "direct", lambda p: 0, lambda p: 2, lambda p: 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "name", "waits", "traffic", "reduced"),
+    [
+        ("all_reduce", "two_shot", lambda p: 0, lambda p: 2, lambda p: (p - 1) / p),
+        ("all_reduce", "one_shot", lambda p: 0, lambda p: p + 1, lambda p: p - 1),
+        # Each round of the first half reads two chunks and writes one, of the second half one and one; the first one
+        # reads inputs.
+        ("all_reduce", "ring", lambda p: 2 * (p - 1) - 1, lambda p: 5 * (p - 1) / p, lambda p: (p - 1) / p),
+        ("all_gather", "direct", lambda p: 0, lambda p: 2, lambda p: 0),
+        ("reduce_scatter", "direct", lambda p: 0, lambda p: (p + 1) / p, lambda p: (p - 1) / p),
+        ("all_to_all", "direct", lambda p: 0, lambda p: 2, lambda p: 0),
+    ],
+)
 def test_the_closed_forms_of_shared_memory(kind, name, waits, traffic, reduced):
     for p in (2, 3, 4, 8):
         schedule, n = build(kind, p, name), 64 * p
@@ -249,8 +277,12 @@ def test_the_closed_forms_of_shared_memory(kind, name, waits, traffic, reduced):
             assert found.seconds == pytest.approx(wanted) and found.start.min() == 7.0, p
 
 
-@given(any_parameters, st.sampled_from([(k, a) for k in KINDS if k != "permute" for a in schedules.algorithms(k)]),
-       st.integers(2, 6), st.integers(1, 1 << 24))  # fmt: skip
+@given(
+    any_parameters,
+    st.sampled_from([(k, a) for k in KINDS if k != "permute" for a in schedules.algorithms(k)]),
+    st.integers(2, 6),
+    st.integers(1, 1 << 24),
+)
 @examples(60)
 def test_a_simulation_in_shared_memory_is_not_longer_than_its_cost(found, kind_and_name, p, n):
     """Ranks that run ahead of each other gain; and each rank's own work is the least that it takes."""
@@ -278,10 +310,15 @@ def test_one_rank_costs_nothing_in_shared_memory():
     assert one.simulate(topology, 64).seconds == one.cost(topology, 64).seconds == 0
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    ({"start": -1.0}, "start=-1.0 must be"), ({"caches": ((0, 1.0),)}, "caches=((0, 1.0),) must be pairs"),
-    ({"caches": ((1, math.nan),)}, "caches="), ({"placement": (0, 1)}, "placement=(0, 1) is 2 hosts"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"start": -1.0}, "start=-1.0 must be"),
+        ({"caches": ((0, 1.0),)}, "caches=((0, 1.0),) must be pairs"),
+        ({"caches": ((1, math.nan),)}, "caches="),
+        ({"placement": (0, 1)}, "placement=(0, 1) is 2 hosts"),
+    ],
+)
 def test_parameters_that_cannot_be(change, words):
     with pytest.raises(fc.errors.ScheduleError) as caught:
         replace(Topology.one_host(2), **change)
@@ -296,8 +333,13 @@ def test_the_choice_follows_the_profile():
         assert explain("all_reduce", 2, 1 << 30).rows[1].reason == "costs the same, registered later"
 
 
-@given(any_parameters, st.sampled_from([k for k in KINDS if KINDS[k].combines]), st.integers(2, 6), st.integers(1, 1 << 32),
-       st.sampled_from([None, np.float32, np.float16]))  # fmt: skip
+@given(
+    any_parameters,
+    st.sampled_from([k for k in KINDS if KINDS[k].combines]),
+    st.integers(2, 6),
+    st.integers(1, 1 << 32),
+    st.sampled_from([None, np.float32, np.float16]),
+)
 @examples(60)
 def test_no_profile_changes_the_default_bits(found, kind, p, n, dtype):
     with in_use(profile(found)):

@@ -184,12 +184,20 @@ def test_ranks_are_neighbours_along_axes_where_they_are_in_every_group(mesh, dat
     assert list(dict.fromkeys(found)) == list(range(1 + max(found)))
 
 
-@pytest.mark.parametrize(("hosts", "message"), [
-    (3, "4 devices cannot be cut into 3 equal hosts. Give a divisor of 4"), (0, "hosts=0"), (-2, "hosts=-2"),
-    ((0, 1), "has 2 entries, and there are 4 devices"), ((0, 1, -1, 2), "integers, at least 0"), ("ab", "integers, at least 0"),
-    ((0, 0, 1.0, 1), "must be a number of equal hosts, or the host of each of the devices"), (True, "integers, at least 0"),
-    (2.0, "integers, at least 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("hosts", "message"),
+    [
+        (3, "4 devices cannot be cut into 3 equal hosts. Give a divisor of 4"),
+        (0, "hosts=0"),
+        (-2, "hosts=-2"),
+        ((0, 1), "has 2 entries, and there are 4 devices"),
+        ((0, 1, -1, 2), "integers, at least 0"),
+        ("ab", "integers, at least 0"),
+        ((0, 0, 1.0, 1), "must be a number of equal hosts, or the host of each of the devices"),
+        (True, "integers, at least 0"),
+        (2.0, "integers, at least 0"),
+    ],
+)
 def test_hosts_must_fit(hosts, message):
     for make in (fc.make_mesh, fc.abstract_mesh):
         with pytest.raises(fc.errors.MeshError) as caught:

@@ -110,7 +110,7 @@ def test_a_scope_ends_with_an_exception_and_is_of_one_thread():
 
 @pytest.mark.parametrize("name", ["", " ", "a\nb", 3, None, mlp])
 def test_names_that_are_none(name):
-    with pytest.raises(TraceError, match="named_scope takes a name in one line, such as \"attention\", not "):
+    with pytest.raises(TraceError, match='named_scope takes a name in one line, such as "attention", not '):
         fc.named_scope(name)
 
 

@@ -50,16 +50,19 @@ def test_explain_shows_measured_beside_predicted():
         assert ">measured</th>" in table._repr_html_() and ">2 µs</td>" in table._repr_html_()
 
 
-@pytest.mark.parametrize(("question", "options"), [
-    (("all_reduce", 2, 100), {}),  # smaller than was measured,
-    (("all_reduce", 2, 1 << 20), {}),  # larger,
-    (("all_reduce", 3, 4096), {}),  # other ranks,
-    (("reduce_scatter", 2, 4096), {}),  # another collective,
-    (("all_reduce", Topology.ethernet(2), 4096), {}),  # another machine,
-    (("all_reduce", DEFAULTS, 4096), {}),  # and another one that has this one's name,
-    (("all_reduce", 2, 4096), {"dtype": np.float64}),  # another reduction,
-    (("broadcast", 2, 4096), {"root": 1}),  # another root
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("question", "options"),
+    [
+        (("all_reduce", 2, 100), {}),  # smaller than was measured,
+        (("all_reduce", 2, 1 << 20), {}),  # larger,
+        (("all_reduce", 3, 4096), {}),  # other ranks,
+        (("reduce_scatter", 2, 4096), {}),  # another collective,
+        (("all_reduce", Topology.ethernet(2), 4096), {}),  # another machine,
+        (("all_reduce", DEFAULTS, 4096), {}),  # and another one that has this one's name,
+        (("all_reduce", 2, 4096), {"dtype": np.float64}),  # another reduction,
+        (("broadcast", 2, 4096), {"root": 1}),  # another root
+    ],
+)
 def test_what_was_not_measured_is_not_shown(question, options):
     with in_use(MEASURED):
         table = explain(*question, **options)
@@ -107,12 +110,16 @@ say(json.dumps(None if found is None else found.parameters[0].alpha))
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("files", "chosen", "after"), [
-    (("two_shot", "damaged"), "two_shot", (0.0, None)), (("none", "two_shot"), "one_shot", (None, 0.0)),
-    pytest.param(("damaged", "two_shot"), "one_shot", (None, 0.0), marks=pytest.mark.slow),
-    pytest.param(("two_shot", "none"), "two_shot", (0.0, None), marks=pytest.mark.slow),
-    pytest.param(("other", "two_shot"), "two_shot", (0.5, 0.0), marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("files", "chosen", "after"),
+    [
+        (("two_shot", "damaged"), "two_shot", (0.0, None)),
+        (("none", "two_shot"), "one_shot", (None, 0.0)),
+        pytest.param(("damaged", "two_shot"), "one_shot", (None, 0.0), marks=pytest.mark.slow),
+        pytest.param(("two_shot", "none"), "two_shot", (0.0, None), marks=pytest.mark.slow),
+        pytest.param(("other", "two_shot"), "two_shot", (0.5, 0.0), marks=pytest.mark.slow),
+    ],
+)
 def test_all_ranks_choose_by_the_profile_of_rank_0(tmp_path, files, chosen, after):
     """Whichever ranks have a profile, and whatever it says; afterwards each has its own again."""
     save(profile(parameters(alpha=0.0), measured=[times()]), tmp_path / "two_shot")

@@ -25,6 +25,7 @@ def with_specs(in_specs, out_specs, *args):
     fc.jit(lambda *args: args[0], mesh=fc.make_mesh({"i": 1}), in_specs=in_specs, out_specs=out_specs)(*args)
 
 
+# fmt: off
 CASES = {
     "one dict": (lambda: with_specs({"w": P()}, P(), {"w": X}),
                  "is the dict {'w': P()}, and must be a tuple with one entry for each argument, 1 here. If these are the "
@@ -59,7 +60,8 @@ CASES = {
                  "tangents[0]['a'] is a tuple of 1, and the arguments have one value there."),
     "gradients": (lambda: fc.optim.sgd(0.1).update({"w": X}, fc.optim.sgd(0.1).init([X]), [X]),
                   "is a dict with the key 'w', and"),
-}  # fmt: skip
+}
+# fmt: on
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -88,10 +88,17 @@ def test_positions_have_the_parameters_that_python_binds(only, either, rest, cou
         assert [eval(name, {}, dict(bound)) for name in names] == [*range(count)]
 
 
-TREES = st.recursive(st.just(0), lambda inner: st.one_of(
-    st.lists(inner, max_size=3), st.dictionaries(st.text("a'b", max_size=2), inner, max_size=3),
-    st.builds(Dense, inner, inner), st.builds(Pair, inner, inner), st.tuples(inner, st.none()),
-), max_leaves=8)  # fmt: skip
+TREES = st.recursive(
+    st.just(0),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.text("a'b", max_size=2), inner, max_size=3),
+        st.builds(Dense, inner, inner),
+        st.builds(Pair, inner, inner),
+        st.tuples(inner, st.none()),
+    ),
+    max_leaves=8,
+)
 
 
 @given(TREES, st.dictionaries(st.sampled_from("xyz"), TREES))

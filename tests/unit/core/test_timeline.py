@@ -16,9 +16,15 @@ spans = st.builds(
     lambda rank, start, length, activity, peer, label, source, channel: Span(
         rank, start, start + length, activity, peer, label, source, channel
     ),
-    st.integers(0, 3), st.floats(0, 1e3), st.floats(0, 1e3), st.sampled_from(ACTIVITIES), st.integers(-1, 3),
-    st.sampled_from(["copy", "wait", "é\n\"<"]), st.sampled_from(["", "a.py:3"]), st.integers(0, 1),
-)  # fmt: skip
+    st.integers(0, 3),
+    st.floats(0, 1e3),
+    st.floats(0, 1e3),
+    st.sampled_from(ACTIVITIES),
+    st.integers(-1, 3),
+    st.sampled_from(["copy", "wait", 'é\n"<']),
+    st.sampled_from(["", "a.py:3"]),
+    st.integers(0, 1),
+)
 
 
 @given(st.lists(spans))

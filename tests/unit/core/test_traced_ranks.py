@@ -51,15 +51,18 @@ def test_once_for_a_line_and_in_a_loop_that_is_traced_again():
     assert "A device's own position is fc.axis_index('data'); np." in str(found[1].message)
 
 
-@pytest.mark.parametrize("call", [
-    fc.rank,
-    lambda: fc.jit(boundary)(np.ones(2)),  # one device: it is the process
-    lambda: jitted(boundary, fc.make_mesh({"data": 1}))(np.ones(2)),
-    lambda: fc.grad(lambda x: np.sum(x) + fc.rank())(np.ones(2)),
-    lambda: jitted(lambda x: fc.pure_callback(lambda y: y + fc.rank(), x, x))(np.ones(2)),
-    lambda: jitted(lambda x: x + fc.world_size())(np.ones(2)),
-    lambda: jitted(lambda x: (fc.make_mesh({"data": 2}), x)[1])(np.ones(2)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "call",
+    [
+        fc.rank,
+        lambda: fc.jit(boundary)(np.ones(2)),  # one device: it is the process
+        lambda: jitted(boundary, fc.make_mesh({"data": 1}))(np.ones(2)),
+        lambda: fc.grad(lambda x: np.sum(x) + fc.rank())(np.ones(2)),
+        lambda: jitted(lambda x: fc.pure_callback(lambda y: y + fc.rank(), x, x))(np.ones(2)),
+        lambda: jitted(lambda x: x + fc.world_size())(np.ones(2)),
+        lambda: jitted(lambda x: (fc.make_mesh({"data": 2}), x)[1])(np.ones(2)),
+    ],
+)
 def test_what_is_no_mistake(call):
     assert not warned(call)
 

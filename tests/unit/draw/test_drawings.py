@@ -20,11 +20,17 @@ from tests.support.oracles.drawing_checks import arrows_between, check_drawing, 
 
 def schedules(every, ranks):
     """All algorithms: each `every`-th case in `make test`, each algorithm on half of the numbers of ranks in the slow tests."""
-    cases = [(kind, p, name, (i + j) % 2)
-             for kind in KINDS for i, p in enumerate(ranks) for j, name in enumerate(algorithms(kind, p))]  # fmt: skip
+    cases = [
+        (kind, p, name, (i + j) % 2)
+        for kind in KINDS
+        for i, p in enumerate(ranks)
+        for j, name in enumerate(algorithms(kind, p))
+    ]
     marks = lambda number, odd: () if number % every == 0 else pytest.mark.exhaustive if odd else pytest.mark.slow
-    return [pytest.param(kind, p, name, id=f"{kind}-{p}-{name}", marks=marks(number, odd))
-            for number, (kind, p, name, odd) in enumerate(cases)]  # fmt: skip
+    return [
+        pytest.param(kind, p, name, id=f"{kind}-{p}-{name}", marks=marks(number, odd))
+        for number, (kind, p, name, odd) in enumerate(cases)
+    ]
 
 
 def built(kind, p, name, **options):
@@ -46,10 +52,17 @@ def test_space_time_has_an_arrow_for_each_move_between_ranks(kind, p, name):
         assert drawn[where] == (count if count <= 4 else 1), where
 
 
-@pytest.mark.parametrize(("kind", "name", "p"), [
-    ("all_to_all", "direct", 32), ("broadcast", "binomial", 1024),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in (("all_reduce", "ring", 64), ("barrier", "dissemination", 100))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "name", "p"),
+    [
+        ("all_to_all", "direct", 32),
+        ("broadcast", "binomial", 1024),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("all_reduce", "ring", 64), ("barrier", "dissemination", 100))
+        ),
+    ],
+)
 def test_many_ranks_are_drawn_in_a_stated_summary(kind, name, p):
     drawing = draw.space_time(built(kind, p, name))
     check_drawing(drawing)
@@ -106,15 +119,18 @@ def test_costs_name_where_the_choice_changes():
     assert chosen == ["binomial", "scatter_allgather"]
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    ((("all_reduce", 4), {"sizes": [5]}), "at least two different numbers of bytes"),
-    ((("all_reduce", 4), {"sizes": [0, 5]}), "at least two different numbers of bytes"),
-    ((("all_reduce", 4), {"algorithms": ["rings"]}), "Did you mean 'ring'?"),
-    ((("all_reduces", 4), {}), "Did you mean 'all_reduce'?"),
-    ((("all_reduce", "four"), {}), "must be a Topology"),
-    ((("all_reduce", 4), {"sizes": 1024}), "at least two different numbers of bytes"),
-    ((("all_reduce", 4), {"algorithms": []}), "leaves nothing to draw"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((("all_reduce", 4), {"sizes": [5]}), "at least two different numbers of bytes"),
+        ((("all_reduce", 4), {"sizes": [0, 5]}), "at least two different numbers of bytes"),
+        ((("all_reduce", 4), {"algorithms": ["rings"]}), "Did you mean 'ring'?"),
+        ((("all_reduces", 4), {}), "Did you mean 'all_reduce'?"),
+        ((("all_reduce", "four"), {}), "must be a Topology"),
+        ((("all_reduce", 4), {"sizes": 1024}), "at least two different numbers of bytes"),
+        ((("all_reduce", 4), {"algorithms": []}), "leaves nothing to draw"),
+    ],
+)
 def test_bad_arguments_of_costs(arguments, words):
     with pytest.raises((DrawingError, ScheduleError)) as caught:
         draw.costs(*arguments[0], **arguments[1])
@@ -124,10 +140,19 @@ def test_bad_arguments_of_costs(arguments, words):
 # ---------------------------------------------------------------- shardings
 
 
-@pytest.mark.parametrize(("spec", "shape", "blocks"), [
-    (P("data", "model"), (8, 4), 8), (P("data"), (8,), 4), (P(None, "model"), (8, 6, 5), 2), (P(("model", "data")), (16, 3), 8),
-    (P(), (3, 2), 1), (P(), (), 1), (P("data"), (0, 3), 4), (P("data", None, "model"), (4, 5, 6), 8),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("spec", "shape", "blocks"),
+    [
+        (P("data", "model"), (8, 4), 8),
+        (P("data"), (8,), 4),
+        (P(None, "model"), (8, 6, 5), 2),
+        (P(("model", "data")), (16, 3), 8),
+        (P(), (3, 2), 1),
+        (P(), (), 1),
+        (P("data"), (0, 3), 4),
+        (P("data", None, "model"), (4, 5, 6), 8),
+    ],
+)
 def test_sharding_shows_each_block_with_its_devices(mesh, spec, shape, blocks):
     sharding = fc.Sharding(mesh, spec)
     drawing = sharding.draw(shape)
@@ -295,13 +320,21 @@ def test_costs_of_many_ranks_choose_as_select_does():
     assert fc.schedules.select("broadcast", Topology.ethernet(300), 1024).algorithm in chosen
 
 
-@pytest.mark.parametrize(("kind", "name", "p"), [
-    ("reduce", "binomial", 64),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        ("all_reduce", "rabenseifner", 32), ("all_gather", "bruck", 40), ("all_to_all", "bruck", 24),
-        ("broadcast", "scatter_allgather", 32),
-    )),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "name", "p"),
+    [
+        ("reduce", "binomial", 64),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("all_reduce", "rabenseifner", 32),
+                ("all_gather", "bruck", 40),
+                ("all_to_all", "bruck", 24),
+                ("broadcast", "scatter_allgather", 32),
+            )
+        ),
+    ],
+)
 def test_chunk_tables_in_groups_agree_with_the_proof(kind, name, p):
     """Counted contributions are the proof's."""
     from funccoll.draw.chunk_steps import _Counts

@@ -39,14 +39,18 @@ drawing.save("b.svg")
 drawing.save("b.png")
 assert settings() == before and "matplotlib.pyplot" not in sys.modules and "plotly" not in sys.modules
 """
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120,
-                   env={**os.environ, "PYTHONHASHSEED": "1"})  # fmt: skip
+    subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120, env={**os.environ, "PYTHONHASHSEED": "1"}
+    )
     for suffix in (".svg", ".png"):
         draw.space_time(build("all_reduce", 4, "ring")).save(tmp_path / f"a{suffix}")
         assert (tmp_path / f"a{suffix}").read_bytes() == (tmp_path / f"b{suffix}").read_bytes()
     assert sorted(p.name for p in tmp_path.iterdir() if p.suffix in (".svg", ".png") or p.name[0] == ".") == [
-        "a.png", "a.svg", "b.png", "b.svg"
-    ]  # fmt: skip
+        "a.png",
+        "a.svg",
+        "b.png",
+        "b.svg",
+    ]
 
 
 def test_an_unknown_suffix_says_what_exists(tmp_path):
@@ -103,14 +107,22 @@ def test_drawings_of_schedules_take_schedules_only(function):
         function("ring")
 
 
-@pytest.mark.parametrize(("function", "algorithm", "options"), [
-    (draw.space_time, "ring", {"channels": 2}), (draw.chunk_table, "hierarchical", {"levels": (2, 2)}),
-    (draw.link_matrix, "hierarchical", {"levels": (2, 2)}),
-    *(pytest.param(function, algorithm, options, marks=pytest.mark.slow)
-      for function, algorithm, options in (
-          (draw.space_time, "hierarchical", {"levels": (2, 2)}), (draw.chunk_table, "ring", {"channels": 2}),
-          (draw.link_matrix, "ring", {"channels": 2}))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("function", "algorithm", "options"),
+    [
+        (draw.space_time, "ring", {"channels": 2}),
+        (draw.chunk_table, "hierarchical", {"levels": (2, 2)}),
+        (draw.link_matrix, "hierarchical", {"levels": (2, 2)}),
+        *(
+            pytest.param(function, algorithm, options, marks=pytest.mark.slow)
+            for function, algorithm, options in (
+                (draw.space_time, "hierarchical", {"levels": (2, 2)}),
+                (draw.chunk_table, "ring", {"channels": 2}),
+                (draw.link_matrix, "ring", {"channels": 2}),
+            )
+        ),
+    ],
+)
 def test_drawings_of_channels_and_levels(function, algorithm, options):
     check_drawing(function(build("all_reduce", 4, algorithm, **options)))
 
@@ -184,10 +196,19 @@ def test_views_of_everything_that_a_notebook_shows(mesh):
     topology = Topology.one_host(4)
     stage, plan = training_step(mesh)
     views = [
-        mesh, fc.device_put(np.arange(8.0), mesh, P("data")), stage.program, stage, stage.lower().collectives(), schedule,
-        topology, schedule.cost(topology, 4096), fc.schedules.explain("all_reduce", 4, 4096), schedule.simulate(topology, 4096),
-        schedule.simulate(topology, 4096).timeline(), plan,
-    ]  # fmt: skip
+        mesh,
+        fc.device_put(np.arange(8.0), mesh, P("data")),
+        stage.program,
+        stage,
+        stage.lower().collectives(),
+        schedule,
+        topology,
+        schedule.cost(topology, 4096),
+        fc.schedules.explain("all_reduce", 4, 4096),
+        schedule.simulate(topology, 4096),
+        schedule.simulate(topology, 4096).timeline(),
+        plan,
+    ]
     for thing in views:
         html = thing._repr_html_()
         depth: list[str] = []
@@ -219,8 +240,13 @@ def test_a_span_that_is_too_short_to_be_seen_has_an_outline_of_its_colour():
 def test_long_words_are_broken_behind_their_marks():
     place = "at /home/me/project/models/transformer_block.py:12 in reduce_scatter_of_gradients"
     assert wrapped(place, 20, len) == [
-        "at /home/me/", "project/models/", "transformer_", "block.py:12 in", "reduce_scatter_", "of_gradients",
-    ]  # fmt: skip
+        "at /home/me/",
+        "project/models/",
+        "transformer_",
+        "block.py:12 in",
+        "reduce_scatter_",
+        "of_gradients",
+    ]
     assert wrapped("abcdefgh", 4, len) == ["abcd", "efgh"]
 
 

@@ -26,19 +26,32 @@ def control_groups(monkeypatch, tmp_path):
 
 
 def test_the_lowest_limit_of_version_2_counts(control_groups):
-    control_groups("0::/job/step\n", {
-        "job/memory.max": 3 * GiB, "job/memory.current": 3 * GiB - 5000,
-        "job/memory.stat": "anon 7\ninactive_file 4000\nactive_file 9", "job/step/memory.max": "max",
-        "job/step/memory.current": GiB, "job/cpu.max": "max 100000", "job/step/cpu.max": "50000 100000",
-    })  # fmt: skip
+    control_groups(
+        "0::/job/step\n",
+        {
+            "job/memory.max": 3 * GiB,
+            "job/memory.current": 3 * GiB - 5000,
+            "job/memory.stat": "anon 7\ninactive_file 4000\nactive_file 9",
+            "job/step/memory.max": "max",
+            "job/step/memory.current": GiB,
+            "job/cpu.max": "max 100000",
+            "job/step/cpu.max": "50000 100000",
+        },
+    )
     assert (host.memory_limit(), host.available_memory(), host.cores()) == (3 * GiB, 9000, 1)
 
 
 def test_the_controllers_of_version_1_have_folders_of_their_own(control_groups):
-    control_groups("2:cpu,cpuacct:/\n1:memory:/of/the/host\n", {
-        "memory/memory.limit_in_bytes": GiB, "memory/memory.usage_in_bytes": GiB + 1, "cpu/cpu.cfs_quota_us": 150000,
-        "memory.max": 1, "cpu.max": "1 1",
-    })  # fmt: skip
+    control_groups(
+        "2:cpu,cpuacct:/\n1:memory:/of/the/host\n",
+        {
+            "memory/memory.limit_in_bytes": GiB,
+            "memory/memory.usage_in_bytes": GiB + 1,
+            "cpu/cpu.cfs_quota_us": 150000,
+            "memory.max": 1,
+            "cpu.max": "1 1",
+        },
+    )
     assert (host.memory_limit(), host.available_memory()) == (GiB, 0)
     assert host.cores() == min(2, len(os.sched_getaffinity(0)))
 

@@ -15,10 +15,15 @@ from funccoll.kernels.kernel_context import layout, word
 from tests.repo.layers import FILES
 
 RECORDS = {
-    kernel_context.ContextRecord: ("CONTEXT", "WORD"), kernel_context.LibraryRecord: ("LIBRARY", "WORD"),
-    kernel_context.LineHead: ("LINE",), kernel_context.MailboxHead: ("MAILBOX",), kernel_context.RecordHead: ("RECORD",),
-    kernel_context.MessageRow: ("MESSAGE",), kernel_context.PeerRow: ("PEER",), kernel_context.RecordedRow: ("ROW",),
-}  # fmt: skip
+    kernel_context.ContextRecord: ("CONTEXT", "WORD"),
+    kernel_context.LibraryRecord: ("LIBRARY", "WORD"),
+    kernel_context.LineHead: ("LINE",),
+    kernel_context.MailboxHead: ("MAILBOX",),
+    kernel_context.RecordHead: ("RECORD",),
+    kernel_context.MessageRow: ("MESSAGE",),
+    kernel_context.PeerRow: ("PEER",),
+    kernel_context.RecordedRow: ("ROW",),
+}
 """Record -> the names by which modules know its layouts."""
 AT_THE_BEGINNING = {"LineHead.counter", "RecordedRow.place"}
 """Fields that kernels address as their record."""

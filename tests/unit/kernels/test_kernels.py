@@ -136,6 +136,7 @@ def test_accumulating_into_any_operand():
 
 # ---------------------------------------------------------------- processes
 
+
 def in_processes(count: int, body) -> list[int]:
     """Run `body(rank, memory)` in forked processes over shared memory; their exit codes."""
     memory = mmap.mmap(-1, MEMORY)
@@ -154,10 +155,14 @@ def in_processes(count: int, body) -> list[int]:
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 
-@pytest.mark.parametrize(("p", "non_temporal", "all_sizes"), [
-    (2, True, False), (4, False, False),
-    *(pytest.param(p, non_temporal, True, marks=SLOW) for p in (2, 3, 4) for non_temporal in (False, True)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("p", "non_temporal", "all_sizes"),
+    [
+        (2, True, False),
+        (4, False, False),
+        *(pytest.param(p, non_temporal, True, marks=SLOW) for p in (2, 3, 4) for non_temporal in (False, True)),
+    ],
+)
 def test_processes_execute_the_streams(p, non_temporal, all_sizes, monkeypatch):
     """Every algorithm, five times in a row, with one element or many: in turn with two and four ranks."""
     if non_temporal:

@@ -135,9 +135,12 @@ def test_a_file_that_is_not_whole_is_never_loaded(kernel, tmp_path):
     places = [*range(120), *range(120, len(whole), 7), len(whole) - 1]  # all of the head, which names the symbol
     changed = [whole[:i] for i in places] + [whole[:i] + bytes([whole[i] ^ 1 << i % 8]) + whole[i + 1 :] for i in places]
     changed += [
-        symbol + b" " + hashlib.sha256(b"").hexdigest().encode() + b"\n", digest(file.name, empty) + b"\n" + empty,
-        digest("another-kernel.o", symbol + b"\n" + code) + b"\n" + symbol + b"\n" + code, whole + b"\0", b"\n\n",
-    ]  # fmt: skip
+        symbol + b" " + hashlib.sha256(b"").hexdigest().encode() + b"\n",
+        digest(file.name, empty) + b"\n" + empty,
+        digest("another-kernel.o", symbol + b"\n" + code) + b"\n" + symbol + b"\n" + code,
+        whole + b"\0",
+        b"\n\n",
+    ]
     for content in changed:
         file.write_bytes(content)
         assert object_cache._read("twice") is None, content
@@ -185,8 +188,6 @@ def test_kernels_of_a_kept_file_compute(monkeypatch, tmp_path):
         "print(float(np.asarray(step(np.arange(4.0)))[0]))\n"
     )
     for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-m", "funccoll", "run", "-n", "2", str(script)], capture_output=True, text=True
-        )  # fmt: skip
+        done = subprocess.run([sys.executable, "-m", "funccoll", "run", "-n", "2", str(script)], capture_output=True, text=True)
         assert done.returncode == 0 and sorted(done.stdout.splitlines()) == ["[0] 2.0", "[1] 2.0"], done
     assert len(list((tmp_path / "cache/funccoll").iterdir())) == 2

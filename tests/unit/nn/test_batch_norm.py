@@ -216,8 +216,9 @@ def test_weights_of_the_first_dimensions(shape, line):
     x = RNG.normal(size=(16, 3, 2))
     whole = (4 * shape[0], *shape[1:])
     weights = RNG.integers(0, 4, whole)
-    _, stats = fc.jit(lambda x, w: nn.sync_batch_norm(x, weights=w), mesh=line, in_specs=P("data"),
-                      out_specs=(P("data"), P()))(x, weights)  # fmt: skip
+    _, stats = fc.jit(lambda x, w: nn.sync_batch_norm(x, weights=w), mesh=line, in_specs=P("data"), out_specs=(P("data"), P()))(
+        x, weights
+    )
     per_device = weights.reshape(4, *shape, *(1,) * (2 - len(shape)))
     times = np.broadcast_to(per_device, (4, 4, 3)).reshape(-1)
     repeated = np.repeat(x.reshape(-1, 2), times, axis=0)
@@ -289,8 +290,9 @@ def test_two_axes(mesh):
 def test_an_axis_over_which_nothing_varies_is_left_out(mesh):
     """Copies of a batch have its mean and variance; they are not more rows."""
     x = RNG.normal(size=(8, 2))
-    run = fc.jit(lambda x: nn.sync_batch_norm(x, axis=("data", "model")), mesh=mesh, in_specs=P("data"),
-                 out_specs=(P("data"), P()))  # fmt: skip
+    run = fc.jit(
+        lambda x: nn.sync_batch_norm(x, axis=("data", "model")), mesh=mesh, in_specs=P("data"), out_specs=(P("data"), P())
+    )
     assert float(run(x)[1].count) == 8
     alone = fc.jit(nn.sync_batch_norm, mesh=mesh, in_specs=P(), out_specs=P())
     np.testing.assert_allclose(alone(x)[0], formula(x), rtol=1e-12)
@@ -327,8 +329,9 @@ def test_training_with_running_statistics(line, donate):
         return step
 
     specs = P(), P(), P("data"), P("data")
-    train = fc.jit(update(fc.data_parallel(loss_fn, has_aux=True)), mesh=line, in_specs=specs, out_specs=P(),
-                   donate_argnums=donate)  # fmt: skip
+    train = fc.jit(
+        update(fc.data_parallel(loss_fn, has_aux=True)), mesh=line, in_specs=specs, out_specs=P(), donate_argnums=donate
+    )
     alone = update(lambda *args: loss_fn(*args, axis=None))
     ours, theirs = (params, running), (params, running)
     losses = []
@@ -356,17 +359,24 @@ def test_plain_batch_norm_and_an_axis_outside_a_mesh():
         fc.jit(lambda x: nn.sync_batch_norm(x, axis="rows"), mesh=fc.make_mesh({"data": 2}), in_specs=P("data"))(x)
 
 
-@pytest.mark.parametrize(("error", "words", "call"), [
-    (DTypeError, "dtype int64.*astype", lambda: nn.sync_batch_norm(np.ones((2, 2), int), axis=None)),
-    (DTypeError, "dtype complex128", lambda: nn.batch_norm(np.ones((2, 2), complex), mean=0, var=1)),
-    (ShapeError, r"shape \(4,\) has no dimension before its last", lambda: nn.sync_batch_norm(np.ones(4), axis=None)),
-    (ShapeError, r"reduce_dims=2 .* shape \(2, 3\)", lambda: nn.sync_batch_norm(np.ones((2, 3)), axis=None, reduce_dims=2)),
-    (ShapeError, r"reduce_dims=\(0, -2\)", lambda: nn.sync_batch_norm(np.ones((2, 3)), axis=None, reduce_dims=(0, -2))),
-    (ShapeError, r"scale has shape \(2,\).* has \(3,\)", lambda: nn.sync_batch_norm(np.ones((2, 3)), np.ones(2), axis=None)),
-    (ShapeError, r"mean has shape \(\)", lambda: nn.batch_norm(np.ones((2, 3)), mean=0.0, var=np.ones(3))),
-    (ShapeError, r"weights have shape \(3,\)", lambda: nn.sync_batch_norm(np.ones((2, 3)), weights=np.ones(3), axis=None)),
-    (ShapeError, r"shape \(2, 3\)", lambda: nn.sync_batch_norm(np.ones((2, 3)), weights=np.ones((2, 3)), axis=None)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "words", "call"),
+    [
+        (DTypeError, "dtype int64.*astype", lambda: nn.sync_batch_norm(np.ones((2, 2), int), axis=None)),
+        (DTypeError, "dtype complex128", lambda: nn.batch_norm(np.ones((2, 2), complex), mean=0, var=1)),
+        (ShapeError, r"shape \(4,\) has no dimension before its last", lambda: nn.sync_batch_norm(np.ones(4), axis=None)),
+        (ShapeError, r"reduce_dims=2 .* shape \(2, 3\)", lambda: nn.sync_batch_norm(np.ones((2, 3)), axis=None, reduce_dims=2)),
+        (ShapeError, r"reduce_dims=\(0, -2\)", lambda: nn.sync_batch_norm(np.ones((2, 3)), axis=None, reduce_dims=(0, -2))),
+        (
+            ShapeError,
+            r"scale has shape \(2,\).* has \(3,\)",
+            lambda: nn.sync_batch_norm(np.ones((2, 3)), np.ones(2), axis=None),
+        ),
+        (ShapeError, r"mean has shape \(\)", lambda: nn.batch_norm(np.ones((2, 3)), mean=0.0, var=np.ones(3))),
+        (ShapeError, r"weights have shape \(3,\)", lambda: nn.sync_batch_norm(np.ones((2, 3)), weights=np.ones(3), axis=None)),
+        (ShapeError, r"shape \(2, 3\)", lambda: nn.sync_batch_norm(np.ones((2, 3)), weights=np.ones((2, 3)), axis=None)),
+    ],
+)
 def test_refusals(error, words, call):
     with pytest.raises(error, match=words):
         call()

@@ -178,9 +178,7 @@ def test_on_a_mesh_the_kernel_gradient_is_reduced():
 def each_by_itself(primitive, values, batched, params):
     """The rule of vmap against a loop over the batch."""
     size = next(v.shape[0] for v, b in zip(values, batched) if b)
-    want = np.stack([
-        primitive.reference(*(v[i] if b else v for v, b in zip(values, batched)), **params) for i in range(size)
-    ])  # fmt: skip
+    want = np.stack([primitive.reference(*(v[i] if b else v for v, b in zip(values, batched)), **params) for i in range(size)])
     got = primitive.batch(primitive, values, batched, size, **params)
     assert got.dtype == want.dtype
     np.testing.assert_array_equal(got, want)
@@ -218,9 +216,13 @@ def test_batches_of_pooling():
 # ---------------------------------------------------------------- pooling
 
 POOLS = [
-    ((2,), {}), ((3,), {"strides": 1, "padding": "SAME"}), ((2, 3), {"strides": (2, 1), "padding": ((1, 0), (2, 1))}),
-    ((2, 2), {}), ((3, 2), {"strides": 2, "padding": "SAME"}), ((2, 2), {"strides": 3}),
-]  # fmt: skip
+    ((2,), {}),
+    ((3,), {"strides": 1, "padding": "SAME"}),
+    ((2, 3), {"strides": (2, 1), "padding": ((1, 0), (2, 1))}),
+    ((2, 2), {}),
+    ((3, 2), {"strides": 2, "padding": "SAME"}),
+    ((2, 2), {"strides": 3}),
+]
 
 
 def plain_pool(x, window, options, reduce, fill):
@@ -294,9 +296,11 @@ def test_against_jax():
 
     def theirs(x, w):
         convolved = [
-            lax.conv_general_dilated(x, w, strides, padding, rhs_dilation=dilation, dimension_numbers=("NHWC", "HWIO", "NHWC"),
-                                     feature_group_count=2) for strides, padding, dilation in CONVOLUTIONS
-        ]  # fmt: skip
+            lax.conv_general_dilated(
+                x, w, strides, padding, rhs_dilation=dilation, dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=2
+            )
+            for strides, padding, dilation in CONVOLUTIONS
+        ]
         pads = [(s, p if isinstance(p, str) else ((0, 0), *p, (0, 0))) for s, p in MAXIMA]
         return convolved + [lax.reduce_window(x, -np.inf, lax.max, (1, 3, 2, 1), (1, *s, 1), p) for s, p in pads]
 
@@ -317,28 +321,31 @@ def test_against_jax():
 IMAGE, KERNEL = np.ones((2, 8, 8, 4)), np.ones((3, 3, 4, 6))
 
 
-@in_groups(("call", "words"), [
-    (lambda: nn.conv(IMAGE, np.ones((3, 3, 3, 6))), r"has 4 channels.*\(3, 3, 3, 6\) takes 3"),
-    (lambda: nn.conv(IMAGE, np.ones((3, 3, 4, 6)), groups=2), r"2 group\(s\) of 2.*takes 4"),
-    (lambda: nn.conv(IMAGE, np.ones((3, 3, 1, 6)), groups=3), "groups=3 must divide the 4 channels of x and the 6 outputs"),
-    (lambda: nn.conv(IMAGE, np.ones((9, 3, 4, 6))), r"window of \(9, 3\).*does not fit into \(8, 8\).*SAME"),
-    (lambda: nn.conv(IMAGE, KERNEL, dilation=4), "does not fit"),
-    (lambda: nn.conv(IMAGE, np.ones((0, 3, 4, 6)), padding=1), "does not fit"),
-    (lambda: nn.conv(IMAGE, np.ones((3, 4, 6))), r"\(2, 8, 8, 4\), the kernel \(3, 4, 6\).*equally many"),
-    (lambda: nn.conv(np.ones((8, 4)), np.ones((3, 4))), "needs examples, channels, and a spatial dimension"),
-    (lambda: nn.conv(IMAGE, KERNEL, strides=0), "strides=0 must be an integer of 1 or more, or 2 of them"),
-    (lambda: nn.conv(IMAGE, KERNEL, strides=(1, 1, 1)), r"strides=\(1, 1, 1\)"),
-    (lambda: nn.conv(IMAGE, KERNEL, dilation=1.5), "dilation=1.5"),
-    (lambda: nn.conv(IMAGE, KERNEL, groups=0), "groups=0"),
-    (lambda: nn.conv(IMAGE, KERNEL, padding="FULL"), "padding='FULL' must be"),
-    (lambda: nn.conv(IMAGE, KERNEL, padding=((1, 1),)), "one for each dimension"),
-    (lambda: nn.conv(IMAGE, KERNEL, padding=-1), "padding=-1"),
-    (lambda: nn.max_pool(IMAGE, 9), r"dimension 2 of shape \(2, 8, 8, 4\): a window of 9 does not fit.*at most the 8"),
-    (lambda: nn.max_pool(IMAGE, 2, padding=2), "more than the padding"),
-    (lambda: nn.avg_pool(np.ones((2, 0, 3)), 1), "does not fit"),
-    (lambda: nn.max_pool(IMAGE, (2, 2, 2)), r"window=\(2, 2, 2\)"),
-    (lambda: nn.max_pool(np.ones((8, 4)), 2), "needs examples"),
-])  # fmt: skip
+@in_groups(
+    ("call", "words"),
+    [
+        (lambda: nn.conv(IMAGE, np.ones((3, 3, 3, 6))), r"has 4 channels.*\(3, 3, 3, 6\) takes 3"),
+        (lambda: nn.conv(IMAGE, np.ones((3, 3, 4, 6)), groups=2), r"2 group\(s\) of 2.*takes 4"),
+        (lambda: nn.conv(IMAGE, np.ones((3, 3, 1, 6)), groups=3), "groups=3 must divide the 4 channels of x and the 6 outputs"),
+        (lambda: nn.conv(IMAGE, np.ones((9, 3, 4, 6))), r"window of \(9, 3\).*does not fit into \(8, 8\).*SAME"),
+        (lambda: nn.conv(IMAGE, KERNEL, dilation=4), "does not fit"),
+        (lambda: nn.conv(IMAGE, np.ones((0, 3, 4, 6)), padding=1), "does not fit"),
+        (lambda: nn.conv(IMAGE, np.ones((3, 4, 6))), r"\(2, 8, 8, 4\), the kernel \(3, 4, 6\).*equally many"),
+        (lambda: nn.conv(np.ones((8, 4)), np.ones((3, 4))), "needs examples, channels, and a spatial dimension"),
+        (lambda: nn.conv(IMAGE, KERNEL, strides=0), "strides=0 must be an integer of 1 or more, or 2 of them"),
+        (lambda: nn.conv(IMAGE, KERNEL, strides=(1, 1, 1)), r"strides=\(1, 1, 1\)"),
+        (lambda: nn.conv(IMAGE, KERNEL, dilation=1.5), "dilation=1.5"),
+        (lambda: nn.conv(IMAGE, KERNEL, groups=0), "groups=0"),
+        (lambda: nn.conv(IMAGE, KERNEL, padding="FULL"), "padding='FULL' must be"),
+        (lambda: nn.conv(IMAGE, KERNEL, padding=((1, 1),)), "one for each dimension"),
+        (lambda: nn.conv(IMAGE, KERNEL, padding=-1), "padding=-1"),
+        (lambda: nn.max_pool(IMAGE, 9), r"dimension 2 of shape \(2, 8, 8, 4\): a window of 9 does not fit.*at most the 8"),
+        (lambda: nn.max_pool(IMAGE, 2, padding=2), "more than the padding"),
+        (lambda: nn.avg_pool(np.ones((2, 0, 3)), 1), "does not fit"),
+        (lambda: nn.max_pool(IMAGE, (2, 2, 2)), r"window=\(2, 2, 2\)"),
+        (lambda: nn.max_pool(np.ones((8, 4)), 2), "needs examples"),
+    ],
+)
 def test_errors_name_shapes_and_what_to_do(call, words):
     with pytest.raises(ShapeError, match=words):
         call()
@@ -375,7 +382,9 @@ def test_rules_for_a_gpu():
         for got, want in zip(on_gpu(function, x, w), fc.jit(function)(x, w), strict=True):
             np.testing.assert_allclose(got, np.asarray(want), rtol=1e-5, atol=1e-3)
     halves = [v.astype(BF16) for v in (x, w)]
-    np.testing.assert_array_equal(on_gpu(nn.conv, *(v.astype(BF16) for v in (x, w[:, :, :, :6].repeat(2, 2)))),
-                                  nn.conv(halves[0], w.repeat(2, 2).astype(BF16)))  # fmt: skip
+    np.testing.assert_array_equal(
+        on_gpu(nn.conv, *(v.astype(BF16) for v in (x, w[:, :, :, :6].repeat(2, 2)))),
+        nn.conv(halves[0], w.repeat(2, 2).astype(BF16)),
+    )
     np.testing.assert_array_equal(on_gpu(lambda x: nn.max_pool(x, 2), halves[0]), nn.max_pool(halves[0], 2))
     assert not np.any(on_gpu(nn.conv, np.ones((2, 4, 4, 0), np.float32), np.ones((2, 2, 0, 3), np.float32)))

@@ -32,8 +32,11 @@ def test_cross_entropy(smoothing, dtype):
         labels = RNG.integers(0, 5, (3, 4))
         probabilities = RNG.dirichlet(np.ones(5), (3, 4))
         probabilities[0, 0] = [0, 1, 0, 0, 0]
-        for given, targets in [(labels, np.eye(5)[labels]), (labels.astype(np.uint8), np.eye(5)[labels]),
-                               (probabilities, probabilities)]:  # fmt: skip
+        for given, targets in [
+            (labels, np.eye(5)[labels]),
+            (labels.astype(np.uint8), np.eye(5)[labels]),
+            (probabilities, probabilities),
+        ]:
             want = plain_losses(logits.astype(np.float64), (1 - smoothing) * targets + smoothing / 5)
             got = fc.jit(lambda x, y: nn.cross_entropy(x, y, label_smoothing=smoothing))(logits, given)
             assert got.dtype == dtype and got.shape == (3, 4)
@@ -73,6 +76,7 @@ def test_excluded_classes():
 )
 def test_a_label_that_is_not_there_is_an_error_in_the_call(labels, found):
     """As an index is that is out of range, and as it is in torch. A NaN showed in the loss alone."""
+
     def loss(x, y):
         return np.mean(nn.cross_entropy(x, y))
 
@@ -94,21 +98,27 @@ def test_a_label_that_is_not_there_is_an_error_in_the_call(labels, found):
     assert np.isfinite(fc.jit(loss)(x, np.array([0, 64, 3], np.int8)))
 
 
-@pytest.mark.parametrize(("call", "words"), [
-    (lambda x: nn.cross_entropy(x, np.array([0, 3])), r"label 3 at index 1 is outside \[0, 3\), the numbers of the classes\."),
-    (lambda x: nn.cross_entropy(x, np.array([-1, 0])), r"label -1 at index 0 is outside \[0, 3\)"),
-    (lambda x: nn.cross_entropy(x, np.array([0, 1, 2])), r"labels of shape \(3,\) for logits of shape \(2, 3\).*\(2,\)"),
-    (lambda x: nn.cross_entropy(x, np.ones(2)), r"probabilities of shape \(2,\).*must be equal"),
-    (lambda x: nn.cross_entropy(x, np.array([0, 1]), label_smoothing=1.5), "label_smoothing=1.5"),
-    (lambda x: nn.cross_entropy(x[0, 0], np.array(0)), "scalar"),
-    (lambda x: nn.dropout(fc.random.key(0), x, 1.5), "rate=1.5 is not a probability"),
-    (lambda x: nn.dropout(fc.random.key(0), x, float("nan")), "not a probability"),
-    (lambda x: nn.dropout(fc.random.key(0), x, np.array([0.5])), "must be a scalar"),
-    (lambda x: nn.attention(x, x, np.ones((3, 3))), r"\(2, 3\), \(2, 3\), \(3, 3\); they must be"),
-    (lambda x: nn.attention(x, x[:, :2], x), r"\(2, 3\), \(2, 2\)"),
-    (lambda x: nn.attention(x, x, x, mask=np.ones((3, 2), bool)), r"mask.*\(3, 2\)"),
-    (lambda x: nn.attention(x, x, x, block_size=0), "block_size=0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda x: nn.cross_entropy(x, np.array([0, 3])),
+            r"label 3 at index 1 is outside \[0, 3\), the numbers of the classes\.",
+        ),
+        (lambda x: nn.cross_entropy(x, np.array([-1, 0])), r"label -1 at index 0 is outside \[0, 3\)"),
+        (lambda x: nn.cross_entropy(x, np.array([0, 1, 2])), r"labels of shape \(3,\) for logits of shape \(2, 3\).*\(2,\)"),
+        (lambda x: nn.cross_entropy(x, np.ones(2)), r"probabilities of shape \(2,\).*must be equal"),
+        (lambda x: nn.cross_entropy(x, np.array([0, 1]), label_smoothing=1.5), "label_smoothing=1.5"),
+        (lambda x: nn.cross_entropy(x[0, 0], np.array(0)), "scalar"),
+        (lambda x: nn.dropout(fc.random.key(0), x, 1.5), "rate=1.5 is not a probability"),
+        (lambda x: nn.dropout(fc.random.key(0), x, float("nan")), "not a probability"),
+        (lambda x: nn.dropout(fc.random.key(0), x, np.array([0.5])), "must be a scalar"),
+        (lambda x: nn.attention(x, x, np.ones((3, 3))), r"\(2, 3\), \(2, 3\), \(3, 3\); they must be"),
+        (lambda x: nn.attention(x, x[:, :2], x), r"\(2, 3\), \(2, 2\)"),
+        (lambda x: nn.attention(x, x, x, mask=np.ones((3, 2), bool)), r"mask.*\(3, 2\)"),
+        (lambda x: nn.attention(x, x, x, block_size=0), "block_size=0"),
+    ],
+)
 def test_bad_input(call, words):
     x = np.ones((2, 3))
     for run in (call, fc.jit(call)):

@@ -160,7 +160,7 @@ def test_gelu_takes_the_words_of_torch():
     x = np.linspace(-2, 2, 9)
     for word, value in (("tanh", True), ("none", False)):
         assert_same(nn.gelu(x, approximate=word), nn.gelu(x, value))
-    with pytest.raises(DTypeError, match='approximate=\'exact\' must be True \\("tanh", the default\\) or False'):
+    with pytest.raises(DTypeError, match="approximate='exact' must be True \\(\"tanh\", the default\\) or False"):
         nn.gelu(x, approximate="exact")
 
 
@@ -321,17 +321,26 @@ def test_shapes_of_draws():
 @in_groups(
     "call",
     [
-        lambda: fc.random.key(-1), lambda: fc.random.key(1.5), lambda: fc.random.key(True), lambda: fc.random.key(2**128),
-        lambda: fc.random.bits(np.zeros(2)), lambda: fc.random.bits(np.zeros(3, np.uint64)), lambda: fc.random.bits(0),
-        lambda: fc.random.fold_in(fc.random.key(0), 1.5), lambda: fc.random.fold_in(fc.random.key(0), np.array([1])),
-        lambda: fc.random.split(fc.random.key(0), -1), lambda: fc.random.split(fc.random.key(0), 2.0),
-        lambda: fc.random.bits(fc.random.key(0), (-1,)), lambda: fc.random.bits(fc.random.key(0), "ab"),
-        lambda: fc.random.normal(fc.random.key(0), 3, np.int32), lambda: fc.random.uniform(fc.random.key(0), 3, np.complex64),
+        lambda: fc.random.key(-1),
+        lambda: fc.random.key(1.5),
+        lambda: fc.random.key(True),
+        lambda: fc.random.key(2**128),
+        lambda: fc.random.bits(np.zeros(2)),
+        lambda: fc.random.bits(np.zeros(3, np.uint64)),
+        lambda: fc.random.bits(0),
+        lambda: fc.random.fold_in(fc.random.key(0), 1.5),
+        lambda: fc.random.fold_in(fc.random.key(0), np.array([1])),
+        lambda: fc.random.split(fc.random.key(0), -1),
+        lambda: fc.random.split(fc.random.key(0), 2.0),
+        lambda: fc.random.bits(fc.random.key(0), (-1,)),
+        lambda: fc.random.bits(fc.random.key(0), "ab"),
+        lambda: fc.random.normal(fc.random.key(0), 3, np.int32),
+        lambda: fc.random.uniform(fc.random.key(0), 3, np.complex64),
         lambda: fc.random.bernoulli(fc.random.key(0), np.ones(4), (2,)),
         lambda: fc.jit(lambda k: fc.random.bits(k, 3))(np.zeros(2)),
         lambda: fc.jit(lambda k: fc.random.split(k))(np.zeros((3, 2))),
     ],
-)  # fmt: skip
+)
 def test_bad_random_arguments(call):
     with pytest.raises((ShapeError, DTypeError)):
         call()

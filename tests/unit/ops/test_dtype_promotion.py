@@ -213,8 +213,17 @@ def test_silent(name):
 
 
 FLOATS = st.sampled_from([F16, BF16, F32, F64, C64, C128])
-BITS = {np.dtype(d): b for d, b in ((np.float16, 16), (ml_dtypes.bfloat16, 16), (np.float32, 32), (np.float64, 64),
-                                    (np.complex64, 32), (np.complex128, 64))}  # fmt: skip
+BITS = {
+    np.dtype(d): b
+    for d, b in (
+        (np.float16, 16),
+        (ml_dtypes.bfloat16, 16),
+        (np.float32, 32),
+        (np.float64, 64),
+        (np.complex64, 32),
+        (np.complex128, 64),
+    )
+}
 
 
 @given(st.lists(st.one_of(FLOATS, st.sampled_from([I32, BOOL, I32.astype(np.int8)])), min_size=2, max_size=3))
@@ -244,10 +253,17 @@ def test_exactly_what_has_more_bits_in_the_result(arrays):
 
 
 class TestGradients:
-    @pytest.mark.parametrize("transform", [
-        fc.grad, fc.value_and_grad, lambda f: fc.vmap(fc.grad(f)), fc.hessian, lambda f: lambda x: fc.jvp(f, (x,), (x,)),
-        lambda f: fc.grad(fc.checkpoint(f)),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "transform",
+        [
+            fc.grad,
+            fc.value_and_grad,
+            lambda f: fc.vmap(fc.grad(f)),
+            fc.hessian,
+            lambda f: lambda x: fc.jvp(f, (x,), (x,)),
+            lambda f: fc.grad(fc.checkpoint(f)),
+        ],
+    )
     def test_forward_lines_alone(self, transform):
         def f(x):
             y = np.sum(x * np.float64(2))
@@ -302,14 +318,17 @@ class TestStrict:
             with pytest.raises(DTypeError, match=re.escape("Write np.float32(...) around the number, or x.astype(np.float64)")):
                 fc.jit(lambda x: x * number, dtype_promotion="strict")(F32)
 
-    @pytest.mark.parametrize(("args", "remedy"), [
-        ((F32, F64), "Convert the operand with .astype(np.float32), or write x.astype(np.float64) where float64 is meant."),
-        ((C64, F64), "Convert the operand with .astype(np.float32), or write x.astype(np.complex128) where"),
-        ((F32, C128), "Convert the operand with .astype(np.complex64), or write x.astype(np.complex128) where"),
-        ((BF16, F32), "Convert the operand with .astype(fc.bfloat16), or write x.astype(np.float32) where"),
-        ((F16, BF16), "Convert the operand with .astype(np.float16), or write x.astype(np.float32) where"),
-        ((F16, C64), "Write x.astype(np.complex64) where complex64 is meant."),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("args", "remedy"),
+        [
+            ((F32, F64), "Convert the operand with .astype(np.float32), or write x.astype(np.float64) where float64 is meant."),
+            ((C64, F64), "Convert the operand with .astype(np.float32), or write x.astype(np.complex128) where"),
+            ((F32, C128), "Convert the operand with .astype(np.complex64), or write x.astype(np.complex128) where"),
+            ((BF16, F32), "Convert the operand with .astype(fc.bfloat16), or write x.astype(np.float32) where"),
+            ((F16, BF16), "Convert the operand with .astype(np.float16), or write x.astype(np.float32) where"),
+            ((F16, C64), "Write x.astype(np.complex64) where complex64 is meant."),
+        ],
+    )
     def test_remedies_work(self, args, remedy):
         step = fc.jit(lambda x, y: x * y, dtype_promotion="strict")
         with pytest.raises(DTypeError, match=re.escape(remedy)):
@@ -331,7 +350,7 @@ class TestStrict:
 
     def test_options(self):
         for wrong in ("Strict", None, True, "float32"):
-            with pytest.raises(DTypeError, match=re.escape(f"dtype_promotion={wrong!r}: it is \"standard\"")):
+            with pytest.raises(DTypeError, match=re.escape(f'dtype_promotion={wrong!r}: it is "standard"')):
                 fc.jit(lambda x: x, dtype_promotion=wrong)
         standard = fc.jit(lambda x: x, dtype_promotion="standard")
         np.testing.assert_array_equal(np.asarray(standard(F32)), F32)
@@ -377,9 +396,7 @@ class TestListing:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             a = fc.jit(lambda x: x * np.float64(2)).lower(F32)
-            b = fc.jit(
-                lambda x: x * np.float64(2)
-            ).lower(F32)  # fmt: skip
+            b = fc.jit(lambda x: x * np.float64(2)).lower(F32)
         assert str(a.widenings) != str(b.widenings) and a.fingerprint == b.fingerprint
 
     def test_pickled(self):

@@ -15,12 +15,15 @@ K, J = np.array([3, 0, 1]), np.array([1, 0, 1])
 TWO = lambda f, x, y: f(x, y)
 CALLS = {
     # the NumPy function's call, x, y; n is 2
-    "geomspace": (lambda f, x, y: f(x, y, 2), A, B), "ldexp": (TWO, A, K[[0, 1, 2, 0]]),
-    "polyder": (lambda f, x, y: f(x), A, None), "polymul": (TWO, A, B),
+    "geomspace": (lambda f, x, y: f(x, y, 2), A, B),
+    "ldexp": (TWO, A, K[[0, 1, 2, 0]]),
+    "polyder": (lambda f, x, y: f(x), A, None),
+    "polymul": (TWO, A, B),
     "ravel_multi_index": (lambda f, x, y: f((x, y), (4, 2)), K, J),
-    "sort_complex": (lambda f, x, y: f(x), A + 1j * B, None), "union1d": (TWO, K[1:], J),
+    "sort_complex": (lambda f, x, y: f(x), A + 1j * B, None),
+    "union1d": (TWO, K[1:], J),
     "unravel_index": (lambda f, x, y: f(x, (4, 2)), K, None),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", INSTEAD)
@@ -85,9 +88,15 @@ def test_a_method_that_works_in_place_names_the_function():
         fc.jit(lambda x: np.add.reduceat(x, [0, 2]))(A)
 
 
-@pytest.mark.parametrize("name", [
-    pytest.param("torch.relu", marks=pytest.mark.slow), "jax.numpy.sum", "jax.nn.relu", "str.join",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("torch.relu", marks=pytest.mark.slow),
+        "jax.numpy.sum",
+        "jax.nn.relu",
+        "str.join",
+    ],
+)
 def test_errors_of_other_libraries_functions_say_what_takes_a_traced_array(name):
     """Their own words name the class of traced arrays alone.
 

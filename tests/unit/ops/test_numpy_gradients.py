@@ -96,8 +96,11 @@ def test_gradients_along_a_direction(cases, every):
 def check_gradients_along_a_direction(case: Case) -> None:
     argnums, loss, h = _differentiable(case), _scalar(case), 1e-6
     rng = np.random.default_rng(5)
-    directions = {i: rng.normal(size=case.args[i].shape) + (1j * rng.normal(size=case.args[i].shape)
-                  if case.args[i].dtype.kind == "c" else 0) for i in argnums}  # fmt: skip
+    directions = {
+        i: rng.normal(size=case.args[i].shape)
+        + (1j * rng.normal(size=case.args[i].shape) if case.args[i].dtype.kind == "c" else 0)
+        for i in argnums
+    }
     first = fc.grad(loss, argnums)
 
     def along(*args):

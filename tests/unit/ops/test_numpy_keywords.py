@@ -31,6 +31,7 @@ HOLES = np.where(A > 1.0, np.nan, A)
 COUNTS = np.array([0, 2, 1, 2, 5])
 MASK = A > -0.5
 
+# fmt: off
 FIRST: dict[Any, tuple[Any, ...]] = {
     **dict.fromkeys((np.allclose, np.isclose), (HOLES, HOLES + 1e-6)), np.array_equal: (HOLES, HOLES),
     **dict.fromkeys((np.append, np.dot, np.kron, np.inner, np.outer, np.vdot, np.tensordot), (SQUARE, 2 * SQUARE)),
@@ -60,7 +61,8 @@ FIRST: dict[Any, tuple[Any, ...]] = {
     np.squeeze: (A[:1, None],), np.swapaxes: (A, 0, 1), np.where: (MASK, A, -A), np.astype: (A, np.float32),
     np.broadcast_to: (A, (2, 3, 4)), np.block: ([A, A],), np.broadcast_arrays: (A, A[0]), np.column_stack: ([A, A],),
     np.dstack: ([A, A],), np.expand_dims: (A, 0),
-}  # fmt: skip
+}
+# fmt: on
 """The arguments by position, where they are not one matrix."""
 WITHOUT_ARRAYS = {np.arange, np.empty, np.eye, np.identity, np.ones, np.tri, np.zeros, np.ndim, np.shape, np.result_type}
 """Functions of shapes and dtypes, whose results are known while tracing."""
@@ -68,6 +70,7 @@ ANY_VALUES = {np.empty_like}
 LENIENT = {(np.clip, "a_min"), (np.clip, "a_max"), (np.full, "order")}
 """Parameters which NumPy wants together with others, or which say where an array lies."""
 
+# fmt: off
 VALUES: dict[str, list[Any]] = {
     "axis": [0, 1], "keepdims": [True], "dtype": [np.float32, np.complex128], "where": [MASK, ~MASK], "initial": [9.0, -9.0],
     "ddof": [1, 0], "correction": [1], "mean": [np.full((1, 1), 0.3)], "k": [1, 2], "offset": [1], "axis1": [2], "axis2": [2],
@@ -86,36 +89,65 @@ VALUES: dict[str, list[Any]] = {
     "UPLO": ["U"], "p": [1, "fro"], "ord": [1, np.inf], "rcond": [0.9], "hermitian": [True], "full_matrices": [False],
     "compute_uv": [False], "ind": [1], "axisa": [0], "axisb": [0], "axisc": [0], "start": [2], "a_min": [0.1], "a_max": [0.1],
     "min": [0.1], "max": [0.1],
-}  # fmt: skip
+}
+# fmt: on
 """Values of parameters by their names."""
 OTHER_VALUES: dict[tuple[Any, str], list[Any]] = {
-    (np.convolve, "mode"): ["same", "valid"], (np.correlate, "mode"): ["same", "full"], (np.interp, "right"): [-9.0],
-    (np.pad, "mode"): ["edge", "reflect", "symmetric", "wrap", "mean", "linear_ramp"], (np.transpose, "axes"): [(0, 1)],
-    (np.linalg.qr, "mode"): ["complete", "r", "raw"], (np.bincount, "weights"): [V[:5]], (np.histogram, "weights"): [np.abs(V)],
-    (np.histogram_bin_edges, "weights"): [V], (np.tensordot, "axes"): [1, ([0], [0])],
-    (np.linalg.tensorsolve, "axes"): [(0,)], (np.linalg.matrix_norm, "ord"): [1, "nuc"],
-    (np.linalg.vector_norm, "ord"): [1, 0, 3], (np.linalg.pinv, "rtol"): [0.9], (np.linalg.matrix_rank, "rtol"): [0.9],
-    (np.linalg.lstsq, "rcond"): [1e-9, -1], (np.squeeze, "axis"): [0, 1], (np.fft.irfftn, "axes"): [(1, 0)],
-}  # fmt: skip
+    (np.convolve, "mode"): ["same", "valid"],
+    (np.correlate, "mode"): ["same", "full"],
+    (np.interp, "right"): [-9.0],
+    (np.pad, "mode"): ["edge", "reflect", "symmetric", "wrap", "mean", "linear_ramp"],
+    (np.transpose, "axes"): [(0, 1)],
+    (np.linalg.qr, "mode"): ["complete", "r", "raw"],
+    (np.bincount, "weights"): [V[:5]],
+    (np.histogram, "weights"): [np.abs(V)],
+    (np.histogram_bin_edges, "weights"): [V],
+    (np.tensordot, "axes"): [1, ([0], [0])],
+    (np.linalg.tensorsolve, "axes"): [(0,)],
+    (np.linalg.matrix_norm, "ord"): [1, "nuc"],
+    (np.linalg.vector_norm, "ord"): [1, 0, 3],
+    (np.linalg.pinv, "rtol"): [0.9],
+    (np.linalg.matrix_rank, "rtol"): [0.9],
+    (np.linalg.lstsq, "rcond"): [1e-9, -1],
+    (np.squeeze, "axis"): [0, 1],
+    (np.fft.irfftn, "axes"): [(1, 0)],
+}
 """Values of one function's parameter."""
 ALSO = {
     **{(f, "where"): {"initial": 0.25} for f in (np.max, np.min, np.amax, np.amin, np.nanmax, np.nanmin)},
     **{(f, "weights"): {"method": "inverted_cdf"} for f in (np.quantile, np.percentile, np.nanquantile, np.nanpercentile)},
-    (np.cross, "axisc"): {"axisa": 1}, (np.bincount, "weights"): {"minlength": 6},
+    (np.cross, "axisc"): {"axisa": 1},
+    (np.bincount, "weights"): {"minlength": 6},
     (np.take, "axis"): {"mode": "wrap"},
-    (np.allclose, "rtol"): {"equal_nan": True}, (np.allclose, "atol"): {"equal_nan": True},
+    (np.allclose, "rtol"): {"equal_nan": True},
+    (np.allclose, "atol"): {"equal_nan": True},
     (np.allclose, "equal_nan"): {"atol": 1e-4},
-}  # fmt: skip
+}
 """Other arguments that a parameter needs."""
 NEUTRAL = {
-    "copy", "subok", "device", "kind", "stable", "optimize", "overwrite_input", "assume_unique", "casting", "order", "ndmax",
-    "hermitian", "a_min", "a_max",
-}  # fmt: skip
+    "copy",
+    "subok",
+    "device",
+    "kind",
+    "stable",
+    "optimize",
+    "overwrite_input",
+    "assume_unique",
+    "casting",
+    "order",
+    "ndmax",
+    "hermitian",
+    "a_min",
+    "a_max",
+}
 """Parameters that may leave the values as they are, or are given by position."""
 NO_CHANGE = {
-    (np.cumulative_sum, "axis"), (np.cumulative_prod, "axis"), (np.histogram_bin_edges, "weights"),
-    (np.real_if_close, "tol"), (np.linalg.lstsq, "rcond"),
-}  # fmt: skip
+    (np.cumulative_sum, "axis"),
+    (np.cumulative_prod, "axis"),
+    (np.histogram_bin_edges, "weights"),
+    (np.real_if_close, "tol"),
+    (np.linalg.lstsq, "rcond"),
+}
 
 
 def parameters() -> list[Any]:
@@ -204,10 +236,24 @@ def test_out_is_refused() -> None:
                 traced(function, args, {"out": numpys(function, args, wrap), **wrap})
 
 
-@pytest.mark.parametrize("kwargs", [
-    {"where": MASK}, {"dtype": np.float32}, {"casting": "unsafe"}, {"casting": "no", "dtype": np.float32}, {"order": "F"},
-    {"subok": False}, {"signature": "ff->f"}, {"out": None}, {"axis": 0}, {"keepdims": True}, {"initial": 2.0}, {"nonsense": 1},
-], ids=lambda kwargs: "-".join(kwargs))  # fmt: skip
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"where": MASK},
+        {"dtype": np.float32},
+        {"casting": "unsafe"},
+        {"casting": "no", "dtype": np.float32},
+        {"order": "F"},
+        {"subok": False},
+        {"signature": "ff->f"},
+        {"out": None},
+        {"axis": 0},
+        {"keepdims": True},
+        {"initial": 2.0},
+        {"nonsense": 1},
+    ],
+    ids=lambda kwargs: "-".join(kwargs),
+)
 def test_keywords_of_ufuncs(kwargs: dict[str, Any]) -> None:
     """Those of calls, and of their methods."""
     two, methods = (np.add.outer, (A, A)), [(np.add.reduce, (A,)), (np.add.accumulate, (A,))]
@@ -225,24 +271,53 @@ def test_keywords_of_ufuncs(kwargs: dict[str, Any]) -> None:
         assert wanted is not NotImplemented and not differ(found, wanted, 1e-3), call
 
 
+# fmt: off
 METHODS = [
     "all", "any", "argmax", "argmin", "max", "min", "mean", "sum", "prod", "var", "std", "cumsum", "cumprod", "argsort", "clip",
     "round", "repeat", "reshape", "ravel", "flatten", "transpose", "trace", "diagonal", "take", "squeeze", "swapaxes", "astype",
     "copy", "argpartition", "searchsorted", "choose", "dot", "nonzero", "compress", "item", "tolist", "view", "fill", "put",
-]  # fmt: skip
+]
+# fmt: on
 OF_METHODS = [
-    "axis", "keepdims", "dtype", "where", "initial", "ddof", "mean", "kind", "stable", "order", "decimals", "offset", "axis1",
-    "axis2", "mode", "copy", "casting", "max", "min", "nonsense", "out",
-]  # fmt: skip
+    "axis",
+    "keepdims",
+    "dtype",
+    "where",
+    "initial",
+    "ddof",
+    "mean",
+    "kind",
+    "stable",
+    "order",
+    "decimals",
+    "offset",
+    "axis1",
+    "axis2",
+    "mode",
+    "copy",
+    "casting",
+    "max",
+    "min",
+    "nonsense",
+    "out",
+]
 
 
 @in_groups("name", METHODS)
 def test_keywords_of_methods(name: str) -> None:
     args = {
-        "repeat": (2,), "reshape": ((4, 3),), "take": ([1, 2],), "swapaxes": (0, 1), "astype": (np.float32,),
-        "argpartition": (1,), "dot": (A.T,), "clip": (-0.5,),
-        "fill": (1.0,), "put": ([0], [1.0]), "compress": ([True, False, True],),
-    }.get(name, ())  # fmt: skip
+        "repeat": (2,),
+        "reshape": ((4, 3),),
+        "take": ([1, 2],),
+        "swapaxes": (0, 1),
+        "astype": (np.float32,),
+        "argpartition": (1,),
+        "dot": (A.T,),
+        "clip": (-0.5,),
+        "fill": (1.0,),
+        "put": ([0], [1.0]),
+        "compress": ([True, False, True],),
+    }.get(name, ())
     call = lambda x, *args, **kwargs: getattr(x, name)(*args, **kwargs)
     for keyword in OF_METHODS:
         for value in VALUES.get(keyword, [np.zeros((3, 4)) if keyword == "out" else 1]):

@@ -195,13 +195,37 @@ def test_bfloat16():
     x = np.array([[1.5, 2.0, -3.0], [0.25, 4.0, 8.0]], BF16)
     f = x.astype(np.float32)
     for call in (
-        lambda x: x * 2.0, lambda x: 2 * x, lambda x: x + x, lambda x: x**2, lambda x: x / 2, np.exp, np.abs, np.sum,
-        np.mean, np.max, np.var, lambda x: x @ x.T, lambda x: np.where(x > 0, x, 0.5), lambda x: np.maximum(x, 0),
-        lambda x: np.einsum("ij,kj->ik", x, x), lambda x: np.cumsum(x, 1), lambda x: np.dot(x, x[0]), np.linalg.norm,
-        lambda x: np.clip(x, -1, 1), lambda x: x[:, [0, 0]], lambda x: np.concatenate([x, x]), np.nan_to_num,
-        lambda x: fc.at(x)[[0, 0]].add(1.0), lambda x: np.prod(x, 1), lambda x: np.tensordot(x, x, 2), np.std,
-        lambda x: np.full_like(x, 2), lambda x: np.pad(x, 1), lambda x: np.tril(x), lambda x: np.round(x, 1),
-    ):  # fmt: skip
+        lambda x: x * 2.0,
+        lambda x: 2 * x,
+        lambda x: x + x,
+        lambda x: x**2,
+        lambda x: x / 2,
+        np.exp,
+        np.abs,
+        np.sum,
+        np.mean,
+        np.max,
+        np.var,
+        lambda x: x @ x.T,
+        lambda x: np.where(x > 0, x, 0.5),
+        lambda x: np.maximum(x, 0),
+        lambda x: np.einsum("ij,kj->ik", x, x),
+        lambda x: np.cumsum(x, 1),
+        lambda x: np.dot(x, x[0]),
+        np.linalg.norm,
+        lambda x: np.clip(x, -1, 1),
+        lambda x: x[:, [0, 0]],
+        lambda x: np.concatenate([x, x]),
+        np.nan_to_num,
+        lambda x: fc.at(x)[[0, 0]].add(1.0),
+        lambda x: np.prod(x, 1),
+        lambda x: np.tensordot(x, x, 2),
+        np.std,
+        lambda x: np.full_like(x, 2),
+        lambda x: np.pad(x, 1),
+        lambda x: np.tril(x),
+        lambda x: np.round(x, 1),
+    ):
         got = np.asarray(fc.jit(call)(x))
         assert got.dtype == BF16
         np.testing.assert_allclose(got.astype(np.float32), np.asarray(fc.jit(call)(f)), rtol=2**-7)

@@ -103,8 +103,14 @@ def test_gradients_of_ties_and_zeros():
     np.testing.assert_array_equal(gv, [0, 0])
 
 
-READS = [np.array([5, -6, 1, -1, 4]), (np.array([0, 9]), slice(1, 3)), (1, -7), (Ellipsis, np.array([[4], [-5]])), (None, 2),
-         [3, 0]]  # fmt: skip
+READS = [
+    np.array([5, -6, 1, -1, 4]),
+    (np.array([0, 9]), slice(1, 3)),
+    (1, -7),
+    (Ellipsis, np.array([[4], [-5]])),
+    (None, 2),
+    [3, 0],
+]
 
 
 def padded_read(x: np.ndarray, index: Any, mode: str, fill: float | None) -> np.ndarray:
@@ -147,8 +153,15 @@ def test_reads_out_of_bounds_are_jaxs(index, mode):
         for fill in (None, 7):
             if fill is not None and mode != "fill":
                 continue
-            want = jnp.asarray(x).at[tuple(np.array(i) if isinstance(i, list) else i for i in index) if isinstance(index, tuple)
-                                     else np.array(index)].get(mode=mode, fill_value=fill)  # fmt: skip
+            want = (
+                jnp.asarray(x)
+                .at[
+                    tuple(np.array(i) if isinstance(i, list) else i for i in index)
+                    if isinstance(index, tuple)
+                    else np.array(index)
+                ]
+                .get(mode=mode, fill_value=fill)
+            )
             for read in (lambda x: fc.at(x)[index].get(mode, fill), fc.jit(lambda x: fc.at(x)[index].get(mode, fill))):
                 np.testing.assert_array_equal(read(x), want)
 

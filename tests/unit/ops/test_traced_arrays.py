@@ -22,6 +22,7 @@ def _both(call, *args):
     assert_same(fc.jit(call)(*args), call(*args))
 
 
+# fmt: off
 METHODS = [
     lambda x: x.sum(), lambda x: x.sum(0), lambda x: x.sum(axis=-1, keepdims=True), lambda x: x.prod(1), lambda x: x.max(),
     lambda x: x.min(axis=0), lambda x: x.mean(1), lambda x: x.any(), lambda x: x.all(0), lambda x: x.argmax(1),
@@ -38,7 +39,8 @@ METHODS = [
     lambda x: np.multiply.reduce(x, axis=1), lambda x: np.maximum.reduce(x), lambda x: np.minimum.reduce(x, axis=(0, 1)),
     lambda x: np.logical_and.reduce(x > 0), lambda x: np.logical_or.reduce(x > 0, axis=1),
     lambda x: np.add.reduce(x, dtype=np.float32), lambda x: np.add.reduce(x, axis=1, initial=1.5),
-]  # fmt: skip
+]
+# fmt: on
 
 
 def test_methods_and_properties():
@@ -59,15 +61,28 @@ def test_variance_methods():
 
 
 OPERATORS = {
-    "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "/": lambda a, b: a / b,
-    "//": lambda a, b: a // b, "%": lambda a, b: a % b, "**": lambda a, b: a**b, "divmod": divmod,
-    "<": lambda a, b: a < b, "<=": lambda a, b: a <= b, ">": lambda a, b: a > b, ">=": lambda a, b: a >= b,
-    "==": lambda a, b: a == b, "!=": lambda a, b: a != b,
-}  # fmt: skip
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "/": lambda a, b: a / b,
+    "//": lambda a, b: a // b,
+    "%": lambda a, b: a % b,
+    "**": lambda a, b: a**b,
+    "divmod": divmod,
+    "<": lambda a, b: a < b,
+    "<=": lambda a, b: a <= b,
+    ">": lambda a, b: a > b,
+    ">=": lambda a, b: a >= b,
+    "==": lambda a, b: a == b,
+    "!=": lambda a, b: a != b,
+}
 BITWISE = {
-    "&": lambda a, b: a & b, "|": lambda a, b: a | b, "^": lambda a, b: a ^ b, "<<": lambda a, b: a << b,
+    "&": lambda a, b: a & b,
+    "|": lambda a, b: a | b,
+    "^": lambda a, b: a ^ b,
+    "<<": lambda a, b: a << b,
     ">>": lambda a, b: a >> b,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -135,12 +150,22 @@ def test_what_needs_values_is_refused():
         with pytest.raises(InPlaceError):
             fc.jit(call)(x)
     unsupported = [
-        np.poly, lambda x: x.sort(), lambda x: np.where(x > 0), lambda x: x[x > 0], lambda x: np.subtract.accumulate(x),
-        lambda x: np.max(x, where=x > 0), lambda x: np.reshape(x, 4, order="F"), lambda x: np.frexp(x),
-        lambda x: np.pad(x, 1, mode="mean"), lambda x: np.repeat(x, x.astype(int)), lambda x: x[: x.astype(int)[0]],
-        lambda x: np.linalg.pinv(x.reshape(2, 2), hermitian=True), lambda x: np.add(x, x, where=x > 0), lambda x: x[True],
+        np.poly,
+        lambda x: x.sort(),
+        lambda x: np.where(x > 0),
+        lambda x: x[x > 0],
+        lambda x: np.subtract.accumulate(x),
+        lambda x: np.max(x, where=x > 0),
+        lambda x: np.reshape(x, 4, order="F"),
+        lambda x: np.frexp(x),
+        lambda x: np.pad(x, 1, mode="mean"),
+        lambda x: np.repeat(x, x.astype(int)),
+        lambda x: x[: x.astype(int)[0]],
+        lambda x: np.linalg.pinv(x.reshape(2, 2), hermitian=True),
+        lambda x: np.add(x, x, where=x > 0),
+        lambda x: x[True],
         lambda x: np.roll(x, x[0].astype(int)),
-    ]  # fmt: skip
+    ]
     for call in unsupported:
         with pytest.raises(UnsupportedError):
             fc.jit(call)(x)
@@ -149,18 +174,39 @@ def test_what_needs_values_is_refused():
 @in_groups(
     "call",
     [
-        lambda x: x.reshape(4, 2), lambda x: x.reshape(-1, -1), lambda x: x.reshape(-2, -3), lambda x: np.squeeze(x, 0),
-        lambda x: np.concatenate([x, x[:, :2]]), lambda x: np.stack([x, x[0]]), lambda x: np.split(x, 2, 1),
-        lambda x: np.split(x, 0), lambda x: x + np.ones(4), lambda x: x @ x, lambda x: np.einsum("ij,jk", x, x),
-        lambda x: np.einsum("ij->ik", x), lambda x: np.einsum("ij->ii", x), lambda x: np.einsum("ijk->i", x),
-        lambda x: np.einsum("...ijk->i", x), lambda x: np.einsum("...j->j", x), lambda x: np.pad(x, -1),
-        lambda x: np.max(x[:0], axis=0), lambda x: np.argmax(x[:0], axis=0), lambda x: np.broadcast_to(x, (3, 3)),
-        lambda x: np.linalg.norm(x[None], 1), lambda x: np.linalg.norm(x[0], "fro"), lambda x: np.tensordot(x, x, 1),
-        lambda x: np.sum(x, axis=2), lambda x: np.sum(x, axis=(0, 0)), lambda x: x.transpose(0, 0),
-        lambda x: np.moveaxis(x, (0, 1), 0), lambda x: np.take_along_axis(x, np.array([0]), 0),
-        lambda x: np.broadcast_to(x, (3,)), lambda x: np.vdot(x, x[0]), lambda x: np.average(x, 0, np.ones(3)),
+        lambda x: x.reshape(4, 2),
+        lambda x: x.reshape(-1, -1),
+        lambda x: x.reshape(-2, -3),
+        lambda x: np.squeeze(x, 0),
+        lambda x: np.concatenate([x, x[:, :2]]),
+        lambda x: np.stack([x, x[0]]),
+        lambda x: np.split(x, 2, 1),
+        lambda x: np.split(x, 0),
+        lambda x: x + np.ones(4),
+        lambda x: x @ x,
+        lambda x: np.einsum("ij,jk", x, x),
+        lambda x: np.einsum("ij->ik", x),
+        lambda x: np.einsum("ij->ii", x),
+        lambda x: np.einsum("ijk->i", x),
+        lambda x: np.einsum("...ijk->i", x),
+        lambda x: np.einsum("...j->j", x),
+        lambda x: np.pad(x, -1),
+        lambda x: np.max(x[:0], axis=0),
+        lambda x: np.argmax(x[:0], axis=0),
+        lambda x: np.broadcast_to(x, (3, 3)),
+        lambda x: np.linalg.norm(x[None], 1),
+        lambda x: np.linalg.norm(x[0], "fro"),
+        lambda x: np.tensordot(x, x, 1),
+        lambda x: np.sum(x, axis=2),
+        lambda x: np.sum(x, axis=(0, 0)),
+        lambda x: x.transpose(0, 0),
+        lambda x: np.moveaxis(x, (0, 1), 0),
+        lambda x: np.take_along_axis(x, np.array([0]), 0),
+        lambda x: np.broadcast_to(x, (3,)),
+        lambda x: np.vdot(x, x[0]),
+        lambda x: np.average(x, 0, np.ones(3)),
     ],
-)  # fmt: skip
+)
 def test_what_numpy_refuses_is_refused(call):
     x = np.arange(6.0).reshape(2, 3)
     with pytest.raises((ValueError, IndexError, TypeError, ZeroDivisionError)):
@@ -296,10 +342,14 @@ def test_rearranging(data, shape):
         for step, n in zip(steps, numbers, strict=True):
             d = n % x.ndim
             x = {
-                "flip": lambda x: np.flip(x, d), "roll": lambda x: np.roll(x, n, d), "swap": lambda x: np.swapaxes(x, 0, d),
-                "expand": lambda x: np.expand_dims(x, d) if x.ndim < 6 else x, "ravel": np.ravel, "transpose": np.transpose,
+                "flip": lambda x: np.flip(x, d),
+                "roll": lambda x: np.roll(x, n, d),
+                "swap": lambda x: np.swapaxes(x, 0, d),
+                "expand": lambda x: np.expand_dims(x, d) if x.ndim < 6 else x,
+                "ravel": np.ravel,
+                "transpose": np.transpose,
                 "tile": lambda x: np.tile(x, n % 3 + 1),
-            }[step](x)  # fmt: skip
+            }[step](x)
         return x
 
     x = np.arange(float(np.prod(shape))).reshape(shape)
@@ -332,9 +382,17 @@ def test_where_gives_the_bits_of_numpys_also_for_large_arrays(dtype):
     mask, x, y = rng.random((40, 50)) < 0.5, bits(40, 50), bits(40, 50)
     zero = np.zeros((), dtype)
     choices = [
-        (mask, x, y), (mask, x, zero), (mask, x, y[0, 0]), (mask, zero, y), (mask[0], x, y), (mask, x[0], y[:, :1]),
-        (mask.T, x.T, bits(50, 40)), (mask, x[::-1], zero), (mask[:, ::2], x[:, ::2], y[:, ::2]), (mask[:1], x, zero),
-    ]  # fmt: skip
+        (mask, x, y),
+        (mask, x, zero),
+        (mask, x, y[0, 0]),
+        (mask, zero, y),
+        (mask[0], x, y),
+        (mask, x[0], y[:, :1]),
+        (mask.T, x.T, bits(50, 40)),
+        (mask, x[::-1], zero),
+        (mask[:, ::2], x[:, ::2], y[:, ::2]),
+        (mask[:1], x, zero),
+    ]
     if dtype.kind in "fc":
         choices.append((mask, x, -zero))
     for arrays in choices:

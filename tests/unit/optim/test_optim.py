@@ -114,12 +114,17 @@ OTHERS = [np.float16, fc.bfloat16, np.float64]
 """Dtypes beside float32, of which an optimizer has one in the slow tests: its kernels have the same text in all of them."""
 
 
-@pytest.mark.parametrize(("name", "dtypes"), [
-    *(pytest.param(name, DTYPES.get(name, ()), id=name) for name in OPTIMIZERS),
-    *(pytest.param(name, [OTHERS[i % 3]], id=f"{name}-another", marks=pytest.mark.slow)
-      for i, name in enumerate(OPTIMIZERS, 1)),
-    *(pytest.param(name, OTHERS, id=f"{name}-all", marks=pytest.mark.exhaustive) for name in OPTIMIZERS),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "dtypes"),
+    [
+        *(pytest.param(name, DTYPES.get(name, ()), id=name) for name in OPTIMIZERS),
+        *(
+            pytest.param(name, [OTHERS[i % 3]], id=f"{name}-another", marks=pytest.mark.slow)
+            for i, name in enumerate(OPTIMIZERS, 1)
+        ),
+        *(pytest.param(name, OTHERS, id=f"{name}-all", marks=pytest.mark.exhaustive) for name in OPTIMIZERS),
+    ],
+)
 def test_the_pair_and_apply_have_the_same_bits(name, dtypes):
     """In a trace and outside, donated or not; a schedule gives the rate."""
     optimizer = OPTIMIZERS[name](optim.warmup_cosine_decay_schedule(0.0, 0.1, 2, 5))
@@ -129,9 +134,12 @@ def test_the_pair_and_apply_have_the_same_bits(name, dtypes):
 
     params = random_tree()
     ways = {
-        "pair": by_pair(optimizer), "apply": by_apply(optimizer), "traced pair": fc.jit(by_pair(optimizer)),
-        "traced apply": fc.jit(by_apply(optimizer)), "donated": fc.jit(by_apply(optimizer), donate_argnums=(1, 2)),
-    }  # fmt: skip
+        "pair": by_pair(optimizer),
+        "apply": by_apply(optimizer),
+        "traced pair": fc.jit(by_pair(optimizer)),
+        "traced apply": fc.jit(by_apply(optimizer)),
+        "donated": fc.jit(by_apply(optimizer), donate_argnums=(1, 2)),
+    }
     now = {way: (optimizer.init(params), params) for way in ways}
     for i in range(4):
         grads = random_tree(i + 1)
@@ -220,10 +228,13 @@ def test_the_rule_of_cupy(name):
     assert len(steps) == 4
     rng = np.random.default_rng(2)
     for eqn in steps:
-        values = [a.value if isinstance(a, Literal) else np.asarray(np.abs(rng.normal(size=a.type.shape))).astype(a.type.dtype)
-                  for a in eqn.inputs]  # fmt: skip
+        values = [
+            a.value if isinstance(a, Literal) else np.asarray(np.abs(rng.normal(size=a.type.shape))).astype(a.type.dtype)
+            for a in eqn.inputs
+        ]
         wanted = eqn.primitive.reference(*values, **eqn.params)
-        operands = [held.literal(v, eqn) if isinstance(a, Literal) else held.upload(v)
-                    for a, v in zip(eqn.inputs, values, strict=True)]  # fmt: skip
+        operands = [
+            held.literal(v, eqn) if isinstance(a, Literal) else held.upload(v) for a, v in zip(eqn.inputs, values, strict=True)
+        ]
         found = held.compute(eqn)(*operands, out=(None,) * len(eqn.outputs))
         assert bits([held.download(x) for x in found]) == bits(wanted)

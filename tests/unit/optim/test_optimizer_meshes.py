@@ -135,8 +135,10 @@ def test_random_programs_have_the_same_bits_donated_or_not(choices, kept):
 
     def run(donate):
         rng = np.random.default_rng(0)
-        given = [fc.device_put(rng.integers(-9, 9, (rows, 4)).astype(np.float32), mesh, spec)
-                 for rows, spec in ((2, P()), (4, P("d")), (4, P("d")))]  # fmt: skip
+        given = [
+            fc.device_put(rng.integers(-9, 9, (rows, 4)).astype(np.float32), mesh, spec)
+            for rows, spec in ((2, P()), (4, P("d")), (4, P("d")))
+        ]
         return bits(fc.jit(body, mesh=mesh, in_specs=(P(), P("d"), P("d")), out_specs=P("d"), donate_argnums=donate)(*given))
 
     assert run((0, 1, 2)) == run(())
@@ -162,8 +164,11 @@ def test_a_norm_of_which_devices_have_several_is_an_error(mesh, axis, named):
     params = {"b": np.ones(3, np.float32), "w": np.ones((4, 2), np.float32)}
     specs = {"b": P(), "w": P("data", "model") if axis else P(None, "model")}
     step = fc.jit(
-        lambda p: optim.apply(optimizer, p, optimizer.init(p), p)[0], mesh=mesh, in_specs=(specs,), out_specs=specs,
-    )  # fmt: skip
+        lambda p: optim.apply(optimizer, p, optimizer.init(p), p)[0],
+        mesh=mesh,
+        in_specs=(specs,),
+        out_specs=specs,
+    )
     with pytest.raises(VaryingError) as error:
         step(params)
     assert str(error.value).startswith(

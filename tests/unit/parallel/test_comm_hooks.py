@@ -48,10 +48,14 @@ def test_zeros_stay_zeros(name):
 
 
 @every_hook
-@in_groups(("bad", "where"), [
-    (np.nan, 0), (np.inf, 1),
-    *(pytest.param(*each, marks=pytest.mark.slow) for each in ((np.nan, 1), (np.inf, 0), (-np.inf, 0), (-np.inf, 1))),
-])  # fmt: skip
+@in_groups(
+    ("bad", "where"),
+    [
+        (np.nan, 0),
+        (np.inf, 1),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((np.nan, 1), (np.inf, 0), (-np.inf, 0), (-np.inf, 1))),
+    ],
+)
 def test_what_is_not_finite_is_not_hidden(name, bad, where):
     """It comes out at its place on all devices, and is gone in the next step."""
     hook = HOOKS[name]()
@@ -98,10 +102,16 @@ def test_bytes(devices):
     gradients = [normal(devices, 64, 128), normal(devices, 128), normal(devices, 128, 40)]
     full = bytes_sent(lowered(comm_hooks.all_reduce, gradients))
     assert full == round(2 * (devices - 1) / devices * 13440 * 4)
-    share = {name: bytes_sent(lowered(hook, gradients)) / full for name, hook in {
-        "float16": comm_hooks.float16(), "bfloat16": comm_hooks.bfloat16(), "int8": comm_hooks.int8(),
-        "power_sgd": comm_hooks.power_sgd(2), "both": comm_hooks.power_sgd(2, inner=comm_hooks.float16()),
-    }.items()}  # fmt: skip
+    share = {
+        name: bytes_sent(lowered(hook, gradients)) / full
+        for name, hook in {
+            "float16": comm_hooks.float16(),
+            "bfloat16": comm_hooks.bfloat16(),
+            "int8": comm_hooks.int8(),
+            "power_sgd": comm_hooks.power_sgd(2),
+            "both": comm_hooks.power_sgd(2, inner=comm_hooks.float16()),
+        }.items()
+    }
     factors = (2 * (64 + 128 + 128 + 40) + 128) / 13440
     expected = {"float16": 0.5, "bfloat16": 0.5, "int8": 65 / 256, "power_sgd": factors, "both": factors / 2}
     assert share == pytest.approx(expected, rel=0.01)
@@ -180,11 +190,16 @@ def test_training_by_data_parallel(name, line, exact):
             assert a.tobytes() == b.tobytes()
 
 
-@pytest.mark.parametrize(("make", "specs"), [
-    (lambda: comm_hooks.int8(16), P("data", None, "model")),
-    (lambda: comm_hooks.power_sgd(2, min_compression_rate=1),
-     {"error": P("data", None, "model"), "q": P("data", "model"), "inner": (), "inner_q": ()}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "specs"),
+    [
+        (lambda: comm_hooks.int8(16), P("data", None, "model")),
+        (
+            lambda: comm_hooks.power_sgd(2, min_compression_rate=1),
+            {"error": P("data", None, "model"), "q": P("data", "model"), "inner": (), "inner_q": ()},
+        ),
+    ],
+)
 def test_parameters_that_are_split_over_another_axis(make, specs, mesh):
     """Each device reduces the gradient of its own block of the parameter, over "data"."""
     w, x = normal(24, 64), normal(8, 24)
@@ -259,8 +274,9 @@ def test_a_hook_of_the_users_own_as_inner():
     gradients = [normal(2, 7), normal(2, 20, 30), normal(2, 40, 9)]
     _, sums = run(comm_hooks.power_sgd(inner=own), [gradients])
     assert [(b.names, [tuple(g.shape) for g in b.gradients]) for b in seen] == [
-        (("[0]", "[1]", "[2]"), [(7,), (20, 1), (40, 1)]), (("[1]", "[2]"), [(30, 1), (9, 1)]),
-    ]  # fmt: skip
+        (("[0]", "[1]", "[2]"), [(7,), (20, 1), (40, 1)]),
+        (("[1]", "[2]"), [(30, 1), (9, 1)]),
+    ]
     np.testing.assert_allclose(sums[0][0], gradients[0].sum(0))
 
 
@@ -273,13 +289,16 @@ def test_the_state_of_an_inner_hook_goes_from_step_to_step():
         np.testing.assert_array_equal(count, 3)
 
 
-@pytest.mark.parametrize(("make", "words"), [
-    (lambda: comm_hooks.int8(0), "comm_hooks.int8: block_size must be an integer of at least 1, not 0"),
-    (lambda: comm_hooks.power_sgd(1.5), "comm_hooks.power_sgd: rank must be an integer of at least 1, not 1.5"),
-    (lambda: comm_hooks.power_sgd(True), "rank must be"),
-    (lambda: comm_hooks.power_sgd(min_compression_rate=0), "min_compression_rate must be a positive number, not 0"),
-    (lambda: comm_hooks.power_sgd(seed=-1), "random.key takes an integer"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: comm_hooks.int8(0), "comm_hooks.int8: block_size must be an integer of at least 1, not 0"),
+        (lambda: comm_hooks.power_sgd(1.5), "comm_hooks.power_sgd: rank must be an integer of at least 1, not 1.5"),
+        (lambda: comm_hooks.power_sgd(True), "rank must be"),
+        (lambda: comm_hooks.power_sgd(min_compression_rate=0), "min_compression_rate must be a positive number, not 0"),
+        (lambda: comm_hooks.power_sgd(seed=-1), "random.key takes an integer"),
+    ],
+)
 def test_options_are_checked(make, words):
     with pytest.raises(ShapeError, match=words):
         make()

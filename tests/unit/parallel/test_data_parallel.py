@@ -74,8 +74,9 @@ def test_a_hook_behind_another(mesh):
         def loss(ws: Any) -> Any:
             inner = fc.grad_hook(ws[1], record("data"), "data")
             inner = fc.grad_hook(inner, record("model"), "model")
-            first = fc.grad_hook(ws[0], lambda g: (fired.append("both"), fc.all_reduce(g, ("data", "model")))[1],
-                                 ("data", "model"))  # fmt: skip
+            first = fc.grad_hook(
+                ws[0], lambda g: (fired.append("both"), fc.all_reduce(g, ("data", "model")))[1], ("data", "model")
+            )
             return fc.all_reduce(chain(x, first, inner), ("data", "model"))
 
         return fc.grad(loss)(ws)
@@ -124,10 +125,13 @@ def test_the_hook_is_the_gradient(line):
 
 @pytest.mark.parametrize(
     ("hook", "words"),
-    [(lambda g: g, "not vary"), (lambda g: [fc.all_reduce(g[0], "data")], "structure"),
-     (lambda g: [fc.all_reduce(v, "data").astype(np.float32) for v in g], "dtype"),
-     (lambda g: [np.sum(fc.all_reduce(v, "data")) for v in g], "shape")],
-)  # fmt: skip
+    [
+        (lambda g: g, "not vary"),
+        (lambda g: [fc.all_reduce(g[0], "data")], "structure"),
+        (lambda g: [fc.all_reduce(v, "data").astype(np.float32) for v in g], "dtype"),
+        (lambda g: [np.sum(fc.all_reduce(v, "data")) for v in g], "shape"),
+    ],
+)
 def test_wrong_hooks_are_refused(hook, words, line):
     def body(ws: Any) -> Any:
         return fc.grad(lambda ws: fc.all_reduce(chain(np.ones((2, 3)), *fc.grad_hook(ws, hook, "data")), "data"))(ws)

@@ -47,13 +47,16 @@ def test_any_split_of_a_batch_has_the_gradient_of_one_device(counts, seed):
     check(outcomes(mesh_of(len(counts)), counts, seed), counts, seed)
 
 
-JOB = JOIN + """
+JOB = (
+    JOIN
+    + """
 import json
 from tests.support.cases.data_parallel_cases import *
 mesh = fc.make_mesh({"data": fc.world_size()})
 while request := hear():
     say(json.dumps(outcomes(mesh, *json.loads(request))))
 """
+)
 
 
 @pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
@@ -128,8 +131,11 @@ def test_a_device_with_padding_adds_nothing(reduction):
 
 def with_buffers(params: Any, buffers: Any, x: Any) -> Any:
     y = x @ params["w"]
-    seen = {"mean": buffers["mean"] * 0.5 + np.mean(y, axis=0) * 0.5, "count": buffers["count"] + len(x),
-            "first": np.argmax(y[:, 0])}  # fmt: skip
+    seen = {
+        "mean": buffers["mean"] * 0.5 + np.mean(y, axis=0) * 0.5,
+        "count": buffers["count"] + len(x),
+        "first": np.argmax(y[:, 0]),
+    }
     return np.mean(y**2), seen
 
 
@@ -218,18 +224,27 @@ def test_a_hook_without_state_is_the_gradient():
     assert (plan.rows[0].nbytes, plan.rows[0].sent) == (32, 16)
 
 
-@pytest.mark.parametrize(("hook", "error", "words"), [
-    (lambda b: b, VaryingError, r"comm_hook .* a gradient of type f64\[2\]\{data\} for params\['b'\], which varies over"),
-    (lambda b: b.replace([g.astype(np.float32) for g in b.all_reduce().gradients]), ShapeError,
-     r"type f32\[2\] for params\['b'\], of"),
-    (lambda b: b.replace([np.sum(g) for g in b.all_reduce().gradients]), ShapeError, r"f64\[\] for params\['b'\]"),
-    (lambda b: b.all_reduce().gradients, TraceError, r"must return the bucket with other gradients: bucket.replace"),
-    (lambda b: b.replace(b.all_reduce().gradients[:1]), TraceError, "must return the bucket"),
-    (lambda b: b.from_buffer(b.buffer()[1:]), ShapeError, r"bucket 0 has 8 elements.*shape \(7,\)"),
-    (CommHook(lambda g: (), lambda s, b: (s,)), TraceError, "must return .states, bucket."),
-    (CommHook(lambda g: np.zeros(3), lambda s, b: ([x[1:] for x in s], b.all_reduce())), TraceError,
-     r"a state of f64\[2\], and was given f64\[3\]: structure, shapes"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("hook", "error", "words"),
+    [
+        (lambda b: b, VaryingError, r"comm_hook .* a gradient of type f64\[2\]\{data\} for params\['b'\], which varies over"),
+        (
+            lambda b: b.replace([g.astype(np.float32) for g in b.all_reduce().gradients]),
+            ShapeError,
+            r"type f32\[2\] for params\['b'\], of",
+        ),
+        (lambda b: b.replace([np.sum(g) for g in b.all_reduce().gradients]), ShapeError, r"f64\[\] for params\['b'\]"),
+        (lambda b: b.all_reduce().gradients, TraceError, r"must return the bucket with other gradients: bucket.replace"),
+        (lambda b: b.replace(b.all_reduce().gradients[:1]), TraceError, "must return the bucket"),
+        (lambda b: b.from_buffer(b.buffer()[1:]), ShapeError, r"bucket 0 has 8 elements.*shape \(7,\)"),
+        (CommHook(lambda g: (), lambda s, b: (s,)), TraceError, "must return .states, bucket."),
+        (
+            CommHook(lambda g: np.zeros(3), lambda s, b: ([x[1:] for x in s], b.all_reduce())),
+            TraceError,
+            r"a state of f64\[2\], and was given f64\[3\]: structure, shapes",
+        ),
+    ],
+)
 def test_hooks_that_are_refused(hook, error, words):
     dp = fc.data_parallel(lambda p, x: summed(p, x, np.ones(len(x)))[0], comm_hook=hook)
 

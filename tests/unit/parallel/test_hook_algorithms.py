@@ -129,8 +129,9 @@ def test_power_sgd_sends_factors_in_two_calls():
     gradients = [normal(2, 20, 30), normal(2, 7), normal(2, 12, 5, 8), normal(2, 8, 8)]
     rows = lowered(comm_hooks.power_sgd(2), gradients).collectives().rows
     assert [(r.kind, r.operands, r.nbytes) for r in rows] == [
-        ("all_reduce", 4, 4 * (20 * 2 + 7 + 12 * 2 + 64)), ("all_reduce", 2, 4 * (30 * 2 + 40 * 2)),
-    ]  # fmt: skip
+        ("all_reduce", 4, 4 * (20 * 2 + 7 + 12 * 2 + 64)),
+        ("all_reduce", 2, 4 * (30 * 2 + 40 * 2)),
+    ]
     (row,) = lowered(comm_hooks.power_sgd(2), gradients[1::2]).collectives()
     assert (row.operands, row.nbytes) == (2, 4 * (7 + 64))  # two factors of 8 x 2 are half of 64, and no less
 

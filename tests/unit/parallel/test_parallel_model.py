@@ -88,8 +88,13 @@ def test_frozen_integer_and_tied_parameters():
     wanted = trained({"w": shared}, 1, tied)["w"]
     close(model.params, {"layers": [wanted, wanted], "goal": np.ones(3), "epoch": 7})
     assert sorted(dp.state_dict()) == [
-        "optimizer.count", "optimizer.velocity.layers.0", "params.epoch", "params.goal", "params.layers.0", "steps"
-    ]  # fmt: skip
+        "optimizer.count",
+        "optimizer.velocity.layers.0",
+        "params.epoch",
+        "params.goal",
+        "params.layers.0",
+        "steps",
+    ]
     assert dp.explain(X).rows[0].parameters == ("['layers.0']",)
 
 
@@ -145,9 +150,7 @@ def test_values_assigned_to_the_model_raise_before_anything_moves(tmp_path):
     """They would be ignored, and overwritten by the next step."""
     model = SimpleNamespace(params=params_of(), buffers={"mean": np.zeros(3)})
     dp = parallel(model, loss_fn=lambda p, b, x: (loss(p, x), b), buffers="mean")
-    calls = (
-        ("step", lambda: dp.step(X)), ("state_dict", dp.state_dict), ("state_dict", lambda: dp.save(tmp_path / "model"))
-    )  # fmt: skip
+    calls = (("step", lambda: dp.step(X)), ("state_dict", dp.state_dict), ("state_dict", lambda: dp.save(tmp_path / "model")))
     for steps in range(2):
         for place, assign in ASSIGNMENTS:
             before = dp.state_dict()
@@ -260,13 +263,16 @@ def test_files_have_all_dtypes(tmp_path):
         read_tensors(tmp_path / "all")
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    (lambda s: s.pop("params.goal"), "params.goal is not in the state"),
-    (lambda s: s.pop("optimizer.count"), "optimizer.count is not in the state"),
-    (lambda s: s.update(more=np.ones(2)), "more is in the state, and not in this model"),
-    (lambda s: s.update({"params.goal": np.ones(2)}), r"params.goal is f64\[2\] in the state, and f64\[3\] in this model"),
-    (lambda s: s.update({"params.goal": np.ones(3, np.float32)}), r"params.goal is f32\[3\] in the state, and f64\[3\]"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s: s.pop("params.goal"), "params.goal is not in the state"),
+        (lambda s: s.pop("optimizer.count"), "optimizer.count is not in the state"),
+        (lambda s: s.update(more=np.ones(2)), "more is in the state, and not in this model"),
+        (lambda s: s.update({"params.goal": np.ones(2)}), r"params.goal is f64\[2\] in the state, and f64\[3\] in this model"),
+        (lambda s: s.update({"params.goal": np.ones(3, np.float32)}), r"params.goal is f32\[3\] in the state, and f64\[3\]"),
+    ],
+)
 def test_a_state_that_does_not_fit_changes_nothing(change, words):
     dp = parallel(params_of())
     state = dp.state_dict()

@@ -72,8 +72,9 @@ def test_padding_is_the_last_batch_again_and_its_last_row():
         for active, x in fc.uneven_batches(lambda i: map(np.array, blocks[i]), mesh=mesh, batch_size=3, like=np.array([8, 9]))
     ]
     assert found == [
-        ([1, 1, 1, 1, 0, 0, 0, 0, 0], [1, 2, 3, 7, 7, 7, 8, 9, 9]), ([1, 1, 0, 0, 0, 0, 0, 0, 0], [4, 5, 5, 7, 7, 7, 8, 9, 9]),
-    ]  # fmt: skip
+        ([1, 1, 1, 1, 0, 0, 0, 0, 0], [1, 2, 3, 7, 7, 7, 8, 9, 9]),
+        ([1, 1, 0, 0, 0, 0, 0, 0, 0], [4, 5, 5, 7, 7, 7, 8, 9, 9]),
+    ]
 
 
 def test_a_single_device_takes_one_iterable():
@@ -94,8 +95,13 @@ def test_two_axes(mesh):
 def test_a_step_that_donates_its_batch():
     """Padding is a new Array in every step."""
     mesh, rows = fc.make_mesh({"data": 2}), [[3], [3, 3, 3]]
-    step = fc.jit(lambda active, batch: fc.all_reduce(np.sum(active * batch["x"].T), "data"), mesh=mesh,
-                  in_specs=P("data"), out_specs=P(), donate_argnums=(0, 1))  # fmt: skip
+    step = fc.jit(
+        lambda active, batch: fc.all_reduce(np.sum(active * batch["x"].T), "data"),
+        mesh=mesh,
+        in_specs=P("data"),
+        out_specs=P(),
+        donate_argnums=(0, 1),
+    )
     batches = lambda i: data_of(i, rows[i])
     found = []
     for active, batch in fc.uneven_batches(batches, mesh=mesh):
@@ -107,8 +113,9 @@ def test_a_step_that_donates_its_batch():
 def test_sync_batch_norm_of_active_batches():
     """Its statistics are those of the rows that are data."""
     mesh, rows = fc.make_mesh({"data": 2}), [[3, 2], [3]]
-    step = fc.jit(lambda active, batch: fc.nn.sync_batch_norm(batch["x"], weights=active)[1], mesh=mesh,
-                  in_specs=P("data"), out_specs=P())  # fmt: skip
+    step = fc.jit(
+        lambda active, batch: fc.nn.sync_batch_norm(batch["x"], weights=active)[1], mesh=mesh, in_specs=P("data"), out_specs=P()
+    )
     *_, (active, batch) = fc.uneven_batches(lambda i: data_of(i, rows[i]), mesh=mesh, batch_size=ROWS)
     last = data_of(0, rows[0])[-1]["x"]
     stats = step(active, batch)
@@ -120,8 +127,9 @@ def test_active_of_data_parallel():
     """A block of one number is what its `active` takes: the mean is that over the devices which have a batch."""
     mesh, rows = fc.make_mesh({"data": 3}), [[3], [3, 3], []]
     dp = fc.data_parallel(lambda w, batch: summed_loss(w, batch["x"], np.ones(())))
-    step = fc.jit(lambda w, active, batch: dp(w, batch, active=active), mesh=mesh, in_specs=(P(), P("data"), P("data")),
-                  out_specs=P())  # fmt: skip
+    step = fc.jit(
+        lambda w, active, batch: dp(w, batch, active=active), mesh=mesh, in_specs=(P(), P("data"), P("data")), out_specs=P()
+    )
     w = np.array([1.0, -2.0])
     steps = fc.uneven_batches(lambda i: data_of(i, rows[i]), mesh=mesh, like=LIKE)
     found = [float(step(w, active, batch)) for active, batch in steps]
@@ -131,8 +139,9 @@ def test_active_of_data_parallel():
 
 def test_batches_are_read_when_they_are_asked_for():
     taken: list[int] = []
-    loop = fc.uneven_batches(lambda i: (taken.append(k) or np.ones(1) for k in itertools.count()), mesh=fc.make_mesh({"d": 1}),
-                             axis="d")  # fmt: skip
+    loop = fc.uneven_batches(
+        lambda i: (taken.append(k) or np.ones(1) for k in itertools.count()), mesh=fc.make_mesh({"d": 1}), axis="d"
+    )
     assert taken == []
     next(loop), next(loop)
     assert taken == [0, 1]
@@ -141,21 +150,28 @@ def test_batches_are_read_when_they_are_asked_for():
 # ---------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize(("error", "words", "batches", "options"), [
-    (MeshError, r"all 4 positions along 'data'.*lambda i", [1], {}),
-    (MeshError, "unknown axis 'rows'", [1], {"axis": "rows"}),
-    (MeshError, "mesh with devices", [1], {"mesh": {"data": 4}}),
-    (TraceError, "iterable of batches", lambda i: 7, {}),
-    (ShapeError, "batch_size=0", [1], {"batch_size": 0}),
-    (ShapeError, r"shapes \(3, 2\).*from 1 to 2", lambda i: data_of(i, [3]), {"batch_size": 2}),
-    (ShapeError, r"shapes \(0, 2\)", lambda i: data_of(i, [0]), {"batch_size": 2}),
-    (ShapeError, r"shapes \(2,\), \(3,\)", lambda i: [(np.ones(2), np.ones(3))], {"batch_size": 4}),
-    (ShapeError, r"shapes \(\)", lambda i: [1.0], {"batch_size": 4}),
-    (PytreeError, r"positions 1 and 0 must have one structure: batch is", lambda i: [[np.ones(1)] * (1 + i)], {}),
-    (UnevenBatchesError, "devices 1, 3 had no batch at all.*like=", lambda i: data_of(i, [3] * (1 - i % 2)), {}),
-    (UnevenBatchesError, "after 1 batches device 3 had no further one", lambda i: data_of(i, [3, 3][i // 3:]),
-     {"throw_on_early_termination": True}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "words", "batches", "options"),
+    [
+        (MeshError, r"all 4 positions along 'data'.*lambda i", [1], {}),
+        (MeshError, "unknown axis 'rows'", [1], {"axis": "rows"}),
+        (MeshError, "mesh with devices", [1], {"mesh": {"data": 4}}),
+        (TraceError, "iterable of batches", lambda i: 7, {}),
+        (ShapeError, "batch_size=0", [1], {"batch_size": 0}),
+        (ShapeError, r"shapes \(3, 2\).*from 1 to 2", lambda i: data_of(i, [3]), {"batch_size": 2}),
+        (ShapeError, r"shapes \(0, 2\)", lambda i: data_of(i, [0]), {"batch_size": 2}),
+        (ShapeError, r"shapes \(2,\), \(3,\)", lambda i: [(np.ones(2), np.ones(3))], {"batch_size": 4}),
+        (ShapeError, r"shapes \(\)", lambda i: [1.0], {"batch_size": 4}),
+        (PytreeError, r"positions 1 and 0 must have one structure: batch is", lambda i: [[np.ones(1)] * (1 + i)], {}),
+        (UnevenBatchesError, "devices 1, 3 had no batch at all.*like=", lambda i: data_of(i, [3] * (1 - i % 2)), {}),
+        (
+            UnevenBatchesError,
+            "after 1 batches device 3 had no further one",
+            lambda i: data_of(i, [3, 3][i // 3 :]),
+            {"throw_on_early_termination": True},
+        ),
+    ],
+)
 def test_refusals(error, words, batches, options, line):
     with pytest.raises(error, match=words):
         list(fc.uneven_batches(batches, **{"mesh": line, **options}))
@@ -169,10 +185,13 @@ def test_all_ending_together_is_no_early_termination(line):
 
 # ---------------------------------------------------------------- processes
 
-HEAD = JOIN + """
+HEAD = (
+    JOIN
+    + """
 import json
 from tests.support.cases.uneven_cases import *
 """
+)
 TOLD = {
     2: {1: "rank 1 had no batch at all.*like="},
     3: {0: "after 1 batches ranks 1, 2 had no further one", 3: "after 0 batches rank 2 had no further one"},
@@ -250,17 +269,23 @@ except fc.FunccollError as error:
 ASKED = "left its loop early"
 
 
-@pytest.mark.parametrize(("when", "how", "then", "kind", "words"), [
-    ("after", "break", "other(np.ones(2))", "ProgramMismatch", "ranks 1 and 0 entered|ranks 0 and 1 entered"),
-    ("after", "raise ValueError('a bad batch')", "pass", "PeerFailure", "rank 1 raised ValueError: a bad batch"),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in [
-        ("after", "break", "pass", "PeerFailure", "rank 1 left the job"),
-        ("after", "break", "hear()", "CollectiveTimeout", "rank 1"),
-        ("before", "break", "pass", "PeerFailure", "rank 1 left the job"),
-        ("before", "break", "other(np.ones(2))", "ProgramMismatch", "differ"),
-        ("before", "raise ValueError('a bad batch')", "pass", "PeerFailure", "rank 1 raised ValueError: a bad batch"),
-    ]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("when", "how", "then", "kind", "words"),
+    [
+        ("after", "break", "other(np.ones(2))", "ProgramMismatch", "ranks 1 and 0 entered|ranks 0 and 1 entered"),
+        ("after", "raise ValueError('a bad batch')", "pass", "PeerFailure", "rank 1 raised ValueError: a bad batch"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                ("after", "break", "pass", "PeerFailure", "rank 1 left the job"),
+                ("after", "break", "hear()", "CollectiveTimeout", "rank 1"),
+                ("before", "break", "pass", "PeerFailure", "rank 1 left the job"),
+                ("before", "break", "other(np.ones(2))", "ProgramMismatch", "differ"),
+                ("before", "raise ValueError('a bad batch')", "pass", "PeerFailure", "rank 1 raised ValueError: a bad batch"),
+            ]
+        ),
+    ],
+)
 def test_a_rank_that_leaves_the_loop_is_named(when, how, then, kind, words):
     """The other rank is told in its next collective: the question which ranks have batches, or the step."""
     timeout = 1 if "hear" in then else 100

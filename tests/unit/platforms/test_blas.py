@@ -63,11 +63,9 @@ def told(code, **environment):
     variables = {k: v for k, v in os.environ.items() if k not in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], env={**variables, **environment}, capture_output=True, text=True
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
 
 
 def test_devices_compute_with_one_thread_and_one_device_is_left_alone():
@@ -86,9 +84,11 @@ def test_processes_compute_with_one_thread(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT + "print(json.dumps(products(2)))")
     done = subprocess.run(
-        [sys.executable, "-m", "funccoll", "run", "-n", "2", str(script)], capture_output=True, text=True,
+        [sys.executable, "-m", "funccoll", "run", "-n", "2", str(script)],
+        capture_output=True,
+        text=True,
         env={**os.environ, "OPENBLAS_NUM_THREADS": "2"},
-    )  # fmt: skip
+    )
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and {line[4:] for line in lines} == {json.dumps(one)} and len(lines) == 2, done
 

@@ -41,11 +41,20 @@ def made(rank, spans, nranks=2, programs=(), samples=((0, 0),), end=None, lines=
     start, stop, kind, peer, counter, detail = columns
     calls = np.array([(a * MS, b * MS, 1, 100 + i) for i, (a, b) in enumerate(lines)], np.int64).reshape(-1, 4)
     thread = ThreadRecord(
-        rank, 0, start * MS, stop * MS, kind.astype(np.int8), peer.astype(np.int32), counter, detail,
-        np.zeros(len(start), np.int32), [("COPY: all_reduce (ring) over 'd'", "t.py:1 (f)")],
-        np.array(programs, np.int64).reshape(-1, 2) * MS, calls,
+        rank,
+        0,
+        start * MS,
+        stop * MS,
+        kind.astype(np.int8),
+        peer.astype(np.int32),
+        counter,
+        detail,
+        np.zeros(len(start), np.int32),
+        [("COPY: all_reduce (ring) over 'd'", "t.py:1 (f)")],
+        np.array(programs, np.int64).reshape(-1, 2) * MS,
+        calls,
         np.array([(*s, 0) for s in samples], np.int64).reshape(-1, 3) * MS,
-    )  # fmt: skip
+    )
     head = {"rank": rank, "ranks": nranks, "monotonic_ns": 0, "time_ns": 0, "host": "h", "boot": "b"}
     definitions = {100 + i: {"kind": "line", "source": f"t.py:{10 + i} (f)"} for i in range(len(lines))}
     return RankRecord(rank, head, definitions, [thread], end * MS if end is not None else None)
@@ -71,11 +80,12 @@ def test_waiting_is_of_what_the_peer_did_until_its_signal():
     assert blame.waited.tolist() == [[0, 0.1], [0, 0]] and blame.named == 1
     found = {(cause.doing, cause.source, cause.machine): round(cause.seconds, 6) for cause in blame.causes}
     assert found == {
-        ("moving data", "t.py:1 (f)", False): 0.03, ("reducing", "t.py:1 (f)", False): 0.01,
+        ("moving data", "t.py:1 (f)", False): 0.03,
+        ("reducing", "t.py:1 (f)", False): 0.01,
         ("outside of any call, before", "t.py:10 (f)", False): 0.02,
         ("outside of any call, after", "t.py:10 (f)", False): 0.03,  # nothing is known of between 60 and 90
         ("stopped in a wait", "t.py:1 (f)", False): 0.01,
-    }  # fmt: skip
+    }
 
 
 def test_a_wait_of_the_peer_leads_on_and_a_ring_of_waits_ends():
@@ -86,9 +96,7 @@ def test_a_wait_of_the_peer_leads_on_and_a_ring_of_waits_ends():
     ]
     blame = blame_of(records, 3)
     # Rank 2 computes for 70 ms; for 10 more each is late to notice, because it is stopped; from 80 on rank 0 is.
-    assert np.allclose(blame.caused[0], [0.01, 0.01, 0.07]) and np.allclose(
-        blame.caused[1], [0.01, 0.01, 0.07], atol=0.002
-    )
+    assert np.allclose(blame.caused[0], [0.01, 0.01, 0.07]) and np.allclose(blame.caused[1], [0.01, 0.01, 0.07], atol=0.002)
     assert blame.ranking[0] == 2 and blame.named == 2
 
 
@@ -138,9 +146,13 @@ def test_a_missing_rank_and_one_whose_record_ends():
     }
 
 
-@pytest.mark.parametrize(("line", "doing"), [
-    ("t.py:5 (f)", "not yet in the profile, which it entered at"), ("", "not yet in the profile, which it entered later"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "doing"),
+    [
+        ("t.py:5 (f)", "not yet in the profile, which it entered at"),
+        ("", "not yet in the profile, which it entered later"),
+    ],
+)
 def test_a_rank_that_enters_late_causes_the_waiting_until_then(line, doing):
     records = [
         made(0, [wait(0, 200, 1, 8, 1)], end=200),
@@ -163,9 +175,7 @@ def executions(draw):
         rank = draw(st.integers(0, n - 1))
         if draw(st.booleans()):
             length = draw(st.integers(1, 30))
-            spans[rank].append(
-                (now[rank], now[rank] + length, draw(st.sampled_from([MOVE, REDUCE, COMPUTE])), -1, -1, 0)
-            )
+            spans[rank].append((now[rank], now[rank] + length, draw(st.sampled_from([MOVE, REDUCE, COMPUTE])), -1, -1, 0))
             now[rank] += length
             values[rank] += 1
             spans[rank].append(signal(now[rank], 8 * rank, values[rank]))
@@ -202,9 +212,7 @@ def test_blame_is_what_following_the_waits_at_each_moment_finds(execution):
                 expected[record.rank, cause_at(records, sent, record.rank, i, moment + MS // 2)] += 0.001
     blame = blame_of(records, n)
     assert np.allclose(blame.caused, expected) and blame.unknown == 0
-    assert np.isclose(blame.waited.sum(), expected.sum()) and np.isclose(
-        sum(c.seconds for c in blame.causes), expected.sum()
-    )
+    assert np.isclose(blame.waited.sum(), expected.sum()) and np.isclose(sum(c.seconds for c in blame.causes), expected.sum())
 
 
 # ---------------------------------------------------------------- merging
@@ -225,12 +233,22 @@ def test_ranks_of_different_jobs_do_not_mix():
 
 
 def test_the_parts_of_the_time():
-    spans = [(0, 5, COMPUTE, -1, -1, 0), (10, 20, MOVE, -1, -1, 0), wait(20, 40, 1, 8, 1), (40, 43, REDUCE, -1, -1, 0),
-             (60, 61, MOVE, -1, -1, 0)]  # fmt: skip
+    spans = [
+        (0, 5, COMPUTE, -1, -1, 0),
+        (10, 20, MOVE, -1, -1, 0),
+        wait(20, 40, 1, 8, 1),
+        (40, 43, REDUCE, -1, -1, 0),
+        (60, 61, MOVE, -1, -1, 0),
+    ]
     profile = Profile([made(0, spans, programs=[(0, 50)], end=100)])
     assert dict(zip(SPLIT, np.round(profile.split[0] * 1000).astype(int).tolist(), strict=True)) == {
-        "waiting": 20, "moving": 11, "reducing": 3, "computing": 17, "compiling": 0, "outside": 10,
-    }  # fmt: skip
+        "waiting": 20,
+        "moving": 11,
+        "reducing": 3,
+        "computing": 17,
+        "compiling": 0,
+        "outside": 10,
+    }
     assert profile.missing == [1] and "rank 1: it has no record here" in profile.notes
 
 
@@ -248,8 +266,10 @@ def test_compiling_is_a_part_of_its_own_and_a_cause_of_waiting():
     cause = profile.blame.causes[0]
     assert profile.blame.named == 1 and (cause.doing, round(cause.seconds, 6)) == ("compiling step", 0.06)
     assert sorted((s.activity, round(s.end - s.start, 6)) for s in profile.timeline()) == [
-        ("compute", 0.01), ("compute", 0.06), ("wait", 0.07),
-    ]  # fmt: skip
+        ("compute", 0.01),
+        ("compute", 0.06),
+        ("wait", 0.07),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -309,11 +329,18 @@ def test_definitions_that_are_none(copied):
     columns = {"pc": [0], "opcode": ["END"], "collective": [0], "peer": [-1], "counter": [-1], "nbytes": [0]}
     plan = {"number": 1, "kind": "plan", "collectives": [], **columns}
     for line in (
-        b"[]", b"{", b'{"number": 1}', b'{"number": 1, "kind": "spoon"}', b'{"kind": "end"}',
+        b"[]",
+        b"{",
+        b'{"number": 1}',
+        b'{"number": 1, "kind": "spoon"}',
+        b'{"kind": "end"}',
         b'{"number": 1, "kind": "program"}',
-        json.dumps(plan).encode(), json.dumps({**plan, "pc": [-1]}).encode(), json.dumps({**plan, "pc": [1 << 40]}).encode(),
-        json.dumps({**plan, "pc": []}).encode(), json.dumps({**plan, "pc": "x"}).encode(),
-    ):  # fmt: skip
+        json.dumps(plan).encode(),
+        json.dumps({**plan, "pc": [-1]}).encode(),
+        json.dumps({**plan, "pc": [1 << 40]}).encode(),
+        json.dumps({**plan, "pc": []}).encode(),
+        json.dumps({**plan, "pc": "x"}).encode(),
+    ):
         path.write_bytes(head + b"\n" + line + b"\n")
         with pytest.raises(ProfileError, match=r"rank-0.jsonl:2 is damaged"):
             Profile.load(copied)
@@ -329,8 +356,16 @@ ROWS = st.tuples(*[st.integers(-(1 << 63), (1 << 63) - 1)] * 4) | st.tuples(PLAC
 @given(st.lists(ROWS, max_size=20))
 def test_rows_of_anything_are_read(tmp_path_factory, rows):
     folder = tmp_path_factory.mktemp("rows")
-    head = {"format": "funccoll profile", "version": 1, "rank": 0, "ranks": 1, "monotonic_ns": 1, "time_ns": 1, "host": "",
-            "boot": ""}  # fmt: skip
+    head = {
+        "format": "funccoll profile",
+        "version": 1,
+        "rank": 0,
+        "ranks": 1,
+        "monotonic_ns": 1,
+        "time_ns": 1,
+        "host": "",
+        "boot": "",
+    }
     (folder / "rank-0.jsonl").write_text(json.dumps(head) + '\n{"number": 1, "kind": "segment", "label": "x"}\n')
     np.array(rows, np.int64).reshape(-1, 4).tofile(folder / "rank-0.thread-0.rows")
     profile = Profile([read_rank(folder / "rank-0.jsonl")])
@@ -360,16 +395,20 @@ def test_the_command_prints_tables_and_writes_a_trace(recorded, capsys, tmp_path
     monkeypatch.setenv("COLUMNS", "120")
     code, out, err = command(capsys, recorded)
     assert (code, err) == (0, "")
-    for words in ("rank  waiting", "computing", "How long each rank waited for each", "What caused waiting",
-                  "profile_ranks.py:", "perfetto.json"):  # fmt: skip
+    for words in (
+        "rank  waiting",
+        "computing",
+        "How long each rank waited for each",
+        "What caused waiting",
+        "profile_ranks.py:",
+        "perfetto.json",
+    ):
         assert words in out, out
     events = json.loads((runs_of(recorded)[0] / "perfetto.json").read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1} and {event["ph"] for event in events} == {"M", "X"}
     code, out, _ = command(capsys, recorded, "--json", "--perfetto", tmp_path / "out.json", "--every-instruction")
     told = json.loads(out)
-    assert (
-        code == 0 and told["ranks"] == 2 and len(told["split"]) == 2 and told["perfetto"] == str(tmp_path / "out.json")
-    )
+    assert code == 0 and told["ranks"] == 2 and len(told["split"]) == 2 and told["perfetto"] == str(tmp_path / "out.json")
     assert len(json.loads((tmp_path / "out.json").read_text())["traceEvents"]) > len(events)
     name = runs_of(recorded)[0].name
     assert command(capsys, recorded, "--list") == (0, f"{name}\n", "")
@@ -400,6 +439,4 @@ def test_runs_are_listed_by_when_they_began(tmp_path):
             f(np.ones(2))
         folders.append(folder)
     assert runs_of(tmp_path) == folders
-    assert Profile.load(tmp_path).name == str(folders[-1]) and Profile.load(tmp_path, folders[0].name).name == str(
-        folders[0]
-    )
+    assert Profile.load(tmp_path).name == str(folders[-1]) and Profile.load(tmp_path, folders[0].name).name == str(folders[0])

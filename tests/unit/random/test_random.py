@@ -53,9 +53,11 @@ def test_draws_are_functions_of_the_key(name):
     keys = [random.fold_in(KEY, i) for i in range(3)]
     assert any(not np.array_equal(draw(k), want) for k in keys)
     on_devices = fc.jit(
-        lambda k: np.expand_dims(draw(random.fold_in(k, fc.axis_index("a"))), 0), mesh=fc.make_mesh({"a": 3}), in_specs=P(),
+        lambda k: np.expand_dims(draw(random.fold_in(k, fc.axis_index("a"))), 0),
+        mesh=fc.make_mesh({"a": 3}),
+        in_specs=P(),
         out_specs=P("a"),
-    )(KEY)  # fmt: skip
+    )(KEY)
     assert_same(on_devices, np.stack([draw(k) for k in keys]))
 
 
@@ -64,11 +66,15 @@ def test_rules_of_batching():
     keys = random.split(KEY, 4)
     a, data = np.array([[0.5, 1.0, 3.0]] * 4), np.arange(4)
     cases = [
-        (randomness.random_bits_p, [keys], [True], {"shape": (2, 3)}), (randomness.split_p, [keys], [True], {"num": 3}),
-        (randomness.fold_in_p, [keys, data], [True, True], {}), (randomness.fold_in_p, [keys, data[1]], [True, False], {}),
-        (randomness.fold_in_p, [KEY, data], [False, True], {}), (randomness.log_gamma_p, [keys, a], [True, True], {}),
-        (randomness.log_gamma_p, [keys, a[0]], [True, False], {}), (randomness.random_order_p, [keys], [True], {}),
-    ]  # fmt: skip
+        (randomness.random_bits_p, [keys], [True], {"shape": (2, 3)}),
+        (randomness.split_p, [keys], [True], {"num": 3}),
+        (randomness.fold_in_p, [keys, data], [True, True], {}),
+        (randomness.fold_in_p, [keys, data[1]], [True, False], {}),
+        (randomness.fold_in_p, [KEY, data], [False, True], {}),
+        (randomness.log_gamma_p, [keys, a], [True, True], {}),
+        (randomness.log_gamma_p, [keys, a[0]], [True, False], {}),
+        (randomness.random_order_p, [keys], [True], {}),
+    ]
     for primitive, values, batched, params in cases:
         got = primitive.batch(primitive, values, batched, 4, **params)
         each = [primitive.reference(*(v[i] if b else v for v, b in zip(values, batched)), **params) for i in range(4)]
@@ -281,45 +287,53 @@ def test_truncated_normal():
 # ---------------------------------------------------------------- bad input
 
 
-@in_groups(("call", "words"), [
-    (lambda k: random.randint(k, 3, 5, 5), "minval=5 and maxval=5"),
-    (lambda k: random.randint(k, 3, 0, 300, np.uint8), "must fit into uint8"),
-    (lambda k: random.randint(k, 3, -1, 3, np.uint8), "must fit into uint8"),
-    (lambda k: random.randint(k, 3, np.zeros(2, int), 4), r"minval of shape \(2,\).*\(3,\)"),
-    (lambda k: random.bernoulli(k, 1.5), "p=1.5 is not a probability: it must be from 0 to 1"),
-    (lambda k: random.bernoulli(k, np.array([0.5, np.nan])), "not a probability"),
-    (lambda k: random.bernoulli(k, -0.1, 3), "p=-0.1"),
-    (lambda k: random.categorical(k, np.zeros((3, 0))), "no category"),
-    (lambda k: random.categorical(k, np.zeros((3, 4)), shape=(2,)), r"logits of shape \(3,\).*\(2,\)"),
-    (lambda k: random.permutation(k, -1), "x=-1"),
-    (lambda k: random.permutation(k, np.float32(3)), "known integer, or an array"),
-    (lambda k: random.shuffle(k, 3), "fc.random.permutation"),
-    (lambda k: random.choice(k, 3, 4, replace=False), r"4 element\(s\) cannot be drawn from 3 without"),
-    (lambda k: random.choice(k, 0, 4), "cannot be drawn from 0"),
-    (lambda k: random.choice(k, np.float32(3)), "scalar"),
-    (lambda k: random.choice(k, 3, p=np.ones(4) / 4), r"shape \(4,\) for 3"),
-    (lambda k: random.choice(k, 3, p=np.array([0.5, 0.4, 0.0])), "sums to 0.9"),
-    (lambda k: random.choice(k, 3, p=np.array([1.5, -0.5, 0.0])), "values from -0.5"),
-    (lambda k: random.choice(k, 3, 3, replace=False, p=np.array([0.5, 0.5, 0.0])), "3 are drawn.*2 of p"),
-    (lambda k: random.truncated_normal(k, 1.0, 1.0), "must be less than"),
-    (lambda k: random.truncated_normal(k, np.zeros(2), 1.0, 3), r"lower of shape \(2,\)"),
-    (lambda k: random.gamma(k, 0.0), "a=0.0 must be greater than 0"),
-    (lambda k: random.gamma(k, np.ones(2), 3), r"a of shape \(2,\)"),
-    (lambda k: random.beta(k, 1.0, np.array([-1.0])), "b="),
-    (lambda k: random.dirichlet(k, np.float32(1)), "last dimension"),
-    (lambda k: random.gamma(k[:1], 1.0), r"u64\[2\], not u64\[1\]"),
-    (lambda k: random.bits(np.stack([k, k]), 3), r"u64\[2\], not u64\[2,2\]"),
-])  # fmt: skip
+@in_groups(
+    ("call", "words"),
+    [
+        (lambda k: random.randint(k, 3, 5, 5), "minval=5 and maxval=5"),
+        (lambda k: random.randint(k, 3, 0, 300, np.uint8), "must fit into uint8"),
+        (lambda k: random.randint(k, 3, -1, 3, np.uint8), "must fit into uint8"),
+        (lambda k: random.randint(k, 3, np.zeros(2, int), 4), r"minval of shape \(2,\).*\(3,\)"),
+        (lambda k: random.bernoulli(k, 1.5), "p=1.5 is not a probability: it must be from 0 to 1"),
+        (lambda k: random.bernoulli(k, np.array([0.5, np.nan])), "not a probability"),
+        (lambda k: random.bernoulli(k, -0.1, 3), "p=-0.1"),
+        (lambda k: random.categorical(k, np.zeros((3, 0))), "no category"),
+        (lambda k: random.categorical(k, np.zeros((3, 4)), shape=(2,)), r"logits of shape \(3,\).*\(2,\)"),
+        (lambda k: random.permutation(k, -1), "x=-1"),
+        (lambda k: random.permutation(k, np.float32(3)), "known integer, or an array"),
+        (lambda k: random.shuffle(k, 3), "fc.random.permutation"),
+        (lambda k: random.choice(k, 3, 4, replace=False), r"4 element\(s\) cannot be drawn from 3 without"),
+        (lambda k: random.choice(k, 0, 4), "cannot be drawn from 0"),
+        (lambda k: random.choice(k, np.float32(3)), "scalar"),
+        (lambda k: random.choice(k, 3, p=np.ones(4) / 4), r"shape \(4,\) for 3"),
+        (lambda k: random.choice(k, 3, p=np.array([0.5, 0.4, 0.0])), "sums to 0.9"),
+        (lambda k: random.choice(k, 3, p=np.array([1.5, -0.5, 0.0])), "values from -0.5"),
+        (lambda k: random.choice(k, 3, 3, replace=False, p=np.array([0.5, 0.5, 0.0])), "3 are drawn.*2 of p"),
+        (lambda k: random.truncated_normal(k, 1.0, 1.0), "must be less than"),
+        (lambda k: random.truncated_normal(k, np.zeros(2), 1.0, 3), r"lower of shape \(2,\)"),
+        (lambda k: random.gamma(k, 0.0), "a=0.0 must be greater than 0"),
+        (lambda k: random.gamma(k, np.ones(2), 3), r"a of shape \(2,\)"),
+        (lambda k: random.beta(k, 1.0, np.array([-1.0])), "b="),
+        (lambda k: random.dirichlet(k, np.float32(1)), "last dimension"),
+        (lambda k: random.gamma(k[:1], 1.0), r"u64\[2\], not u64\[1\]"),
+        (lambda k: random.bits(np.stack([k, k]), 3), r"u64\[2\], not u64\[2,2\]"),
+    ],
+)
 def test_errors_say_what_to_do(call, words):
     for run in (call, fc.jit(call)):
         with pytest.raises(ShapeError, match=words):
             run(KEY)
 
 
-@pytest.mark.parametrize("call", [
-    lambda: random.randint(KEY, 3, 0.5, 3), lambda: random.randint(KEY, 3, 0, 3, np.float32),
-    lambda: random.exponential(KEY, 3, np.int32), lambda: random.gamma(KEY, 1.0, 3, np.complex64),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: random.randint(KEY, 3, 0.5, 3),
+        lambda: random.randint(KEY, 3, 0, 3, np.float32),
+        lambda: random.exponential(KEY, 3, np.int32),
+        lambda: random.gamma(KEY, 1.0, 3, np.complex64),
+    ],
+)
 def test_wrong_dtypes(call):
     with pytest.raises(DTypeError):
         call()

@@ -181,10 +181,13 @@ def test_no_depth_of_recursion_is_left_to_note_an_exception():
         assert UNNOTED in told
 
 
-@pytest.mark.parametrize("where", [
-    "funccoll.compiler.codegen.generated_program.GeneratedProgram._progress",
-    "funccoll.transports.shm.shm_transport.current_source",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "where",
+    [
+        "funccoll.compiler.codegen.generated_program.GeneratedProgram._progress",
+        "funccoll.transports.shm.shm_transport.current_source",
+    ],
+)
 def test_a_second_interrupt_while_an_exception_is_noted(where):
     for told in launch(interrupted_while_it_is_noted, 2, where):
         assert UNNOTED in told

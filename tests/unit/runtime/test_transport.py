@@ -23,9 +23,10 @@ from tests.support.spmd import axis_choices, bits, per_device, size
 SLOW_SIZES = [({"d": 3}, 2), ({"a": 2, "b": 2}, 4)]
 WHOLE_SIZES = [({"d": 2}, 1), ({"d": 3}, 1)]
 SIZES = [
-    ({"d": 3}, 4), *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW_SIZES),
+    ({"d": 3}, 4),
+    *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW_SIZES),
     *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in WHOLE_SIZES),
-]  # fmt: skip
+]
 """(axes, of how many cases one); the first with a third of the dtypes, in turn."""
 
 

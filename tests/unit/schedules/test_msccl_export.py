@@ -14,14 +14,21 @@ from tests.support.oracles.msccl_rules import check_rules, execute
 from tests.support.oracles.schedule_oracle import expected
 
 COLLECTIVES = {
-    "all_reduce": "allreduce", "all_gather": "allgather", "reduce_scatter": "reducescatter", "all_to_all": "alltoall",
-    "broadcast": "broadcast", "reduce": "reduce", "gather": "gather", "scatter": "scatter",
-}  # fmt: skip
+    "all_reduce": "allreduce",
+    "all_gather": "allgather",
+    "reduce_scatter": "reducescatter",
+    "all_to_all": "alltoall",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+}
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 PLACES = [
     pytest.param(kind, p, marks=pytest.mark.slow if p in (2, 3, 6, 8) else pytest.mark.exhaustive)
-    for kind in COLLECTIVES for p in (*range(2, 9), 16)
-]  # fmt: skip
+    for kind in COLLECTIVES
+    for p in (*range(2, 9), 16)
+]
 
 
 def schedules(kind: str, p: int, channels: int):
@@ -93,14 +100,16 @@ def test_the_ring_is_receives_that_reduce_and_sends():
 
 @pytest.mark.parametrize(("kind", "options"), [("permute", {"pairs": [(0, 1)]}), ("barrier", {})])
 def test_what_msccl_does_not_have_is_refused_by_name(kind, options):
-    with pytest.raises(ScheduleError,
-        match=f"^{kind} has no MSCCL XML: MSCCL's runtimes have all_reduce, all_gather, .*to_json"):
+    with pytest.raises(
+        ScheduleError, match=f"^{kind} has no MSCCL XML: MSCCL's runtimes have all_reduce, all_gather, .*to_json"
+    ):
         fs.build(kind, 2, **options).to_msccl_xml()
 
 
 def test_what_is_beyond_the_runtimes_limits_is_refused():
-    with pytest.raises(ScheduleError,
-        match=r"needs 39 thread blocks that send, or receive, over one channel on rank 0, .* at most 32"):
+    with pytest.raises(
+        ScheduleError, match=r"needs 39 thread blocks that send, or receive, over one channel on rank 0, .* at most 32"
+    ):
         fs.build("all_gather", 40, "direct").to_msccl_xml()
     with pytest.raises(ScheduleError, match=r"needs 257 steps in a thread block on rank 0, .* at most 256"):
         fs.build("broadcast", 2, "pipelined_chain", chunks=257).to_msccl_xml()
@@ -115,12 +124,17 @@ def test_a_name_with_quotes_is_escaped():
 @pytest.mark.parametrize(
     ("old", "new", "what"),
     [
-        ('hasdep="1"', 'hasdep="0"', "hasdep and depid disagree"), ('cnt="1"', 'cnt="72"', "count"),
-        ('srcoff="0"', 'srcoff="9"', "out of bounds"), ('recv="1"', 'recv="2"', "agree|one end|tb|recv"),
-        (' send="', '  send="', "reader does not take"), ('<tb id="1"', '<tb id="2"', "tb"), ('type="r"', 'type="rx"', "rx"),
-        ('<step s="1"', '<step s="3"', "step"), ("</gpu>", "</gpu><!---->", "reader does not take"),
+        ('hasdep="1"', 'hasdep="0"', "hasdep and depid disagree"),
+        ('cnt="1"', 'cnt="72"', "count"),
+        ('srcoff="0"', 'srcoff="9"', "out of bounds"),
+        ('recv="1"', 'recv="2"', "agree|one end|tb|recv"),
+        (' send="', '  send="', "reader does not take"),
+        ('<tb id="1"', '<tb id="2"', "tb"),
+        ('type="r"', 'type="rx"', "rx"),
+        ('<step s="1"', '<step s="3"', "step"),
+        ("</gpu>", "</gpu><!---->", "reader does not take"),
     ],
-)  # fmt: skip
+)
 def test_the_rules_can_fail(old, new, what):
     text = fs.build("all_reduce", 3, "ring").to_msccl_xml()
     assert old in text

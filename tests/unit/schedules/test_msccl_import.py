@@ -34,10 +34,14 @@ from tests.support.groups import in_groups
 from tests.support.oracles.schedule_oracle import Oracle
 
 BY_HAND = {
-    "exchange in place": exchange_in_place(), "ring in place on 2": ring_in_place(2), "ring in place on 5": ring_in_place(5),
-    "overwritten after the send": overwritten_after_send(), "overwritten late": overwritten_late(),
-    "all_gather in place": gather_in_place(), "reduce_scatter in place": scatter_in_place(),
-}  # fmt: skip
+    "exchange in place": exchange_in_place(),
+    "ring in place on 2": ring_in_place(2),
+    "ring in place on 5": ring_in_place(5),
+    "overwritten after the send": overwritten_after_send(),
+    "overwritten late": overwritten_late(),
+    "all_gather in place": gather_in_place(),
+    "reduce_scatter in place": scatter_in_place(),
+}
 RING = fs.build("all_reduce", 3, "ring").to_msccl_xml()
 FLAT = fs.build("reduce", 3, "flat").to_msccl_xml()
 
@@ -85,6 +89,7 @@ def test_the_root_is_the_attribute_or_the_only_rank_with_an_output():
 
 # ---------------------------------------------------------------- malformed files
 
+# fmt: off
 MALFORMED = {
     "not XML": ("<algo", "<algo <", "algo", "it is not well-formed: not well-formed"),
     "cut off": ("</algo>\n", "", "</gpu>", "it is not well-formed: no element found"),
@@ -130,7 +135,8 @@ MALFORMED = {
     "a name of a book": ('name="ring"', f'name="{"x" * 201}"', "<algo", "at most 200 printable characters"),
     "more chunks than data": ('i_chunks="3"', 'i_chunks="4"', "<gpu",
         "i_chunks=4 of gpu 0: nchunksperloop=3 means .* allreduce has 3"),
-}  # fmt: skip
+}
+# fmt: on
 
 
 @in_groups("name", MALFORMED)
@@ -155,13 +161,19 @@ def test_one_connection_in_two_thread_blocks_is_refused():
     ("given", "what"),
     [
         ("no such file.xml", "neither a text that begins with '<' nor a file that can be read .No such file"),
-        ("", "neither a text"), ("a\0b", "neither a text .*null byte"), (7, "give the text or the path of a file, not int"),
-        (None, "not NoneType"), (b"<algo/>", "not bytes"), ("/", "'/' is not a regular file"), ("/dev/zero",
-        "is not a regular file"),
-        ("<\ud800>", "characters that UTF-8 does not have"), ("<a/>", "no element a"), ("<algo/>", "algo has no attribute"),
+        ("", "neither a text"),
+        ("a\0b", "neither a text .*null byte"),
+        (7, "give the text or the path of a file, not int"),
+        (None, "not NoneType"),
+        (b"<algo/>", "not bytes"),
+        ("/", "'/' is not a regular file"),
+        ("/dev/zero", "is not a regular file"),
+        ("<\ud800>", "characters that UTF-8 does not have"),
+        ("<a/>", "no element a"),
+        ("<algo/>", "algo has no attribute"),
         ("<!-- -->", "not well-formed: no element found"),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_a_file_or_a_text_is_refused(given, what):
     with pytest.raises(ScheduleError, match=f"MSCCL XML.*{what}"):
         fs.from_msccl_xml(given)
@@ -189,8 +201,10 @@ def test_other_encodings_are_refused(tmp_path):
 ENTITIES = "".join(f'<!ENTITY e{i + 1} "{f"&e{i};" * 10}">' for i in range(30))
 MALICIOUS = {
     "billion laughs": (f'<!DOCTYPE algo [<!ENTITY e0 "ha">{ENTITIES}]>\n' + RING.replace('"ring"', '"&e30;"'), "document type"),
-    "an external entity": ('<!DOCTYPE algo [<!ENTITY x SYSTEM "file:///etc/passwd">]>\n' + RING.replace('"ring"', '"&x;"'),
-        "document type"),
+    "an external entity": (
+        '<!DOCTYPE algo [<!ENTITY x SYSTEM "file:///etc/passwd">]>\n' + RING.replace('"ring"', '"&x;"'),
+        "document type",
+    ),
     "an external DTD": ('<!DOCTYPE algo SYSTEM "http://127.0.0.1:9/x.dtd">\n' + RING, "document type"),
     "an unknown entity": (RING.replace('"ring"', '"&x;"'), "undefined entity"),
     "10⁹ gpus": (RING.replace('ngpus="3"', f'ngpus="{10**9}"'), "ngpus=1000000000, and there are 3 gpus"),
@@ -198,15 +212,17 @@ MALICIOUS = {
     "10¹² chunks": (RING.replace('nchunksperloop="3"', f'nchunksperloop="{10**12}"'), "must be an integer from 1 to"),
     "10⁹ chunks": (RING.replace('nchunksperloop="3"', f'nchunksperloop="{10**9}"'), "its buffers have 6,000,000,000 chunks"),
     "10⁹ chunks of scratch": (RING.replace('s_chunks="0"', f's_chunks="{10**9}"'), "its buffers have 3,000,000,018 chunks"),
-    "10⁹ channels": (RING.replace('nchannels="1"', f'nchannels="{10**9}"'),
-        "nchannels='1000000000' of algo must be an integer"),
+    "10⁹ channels": (
+        RING.replace('nchannels="1"', f'nchannels="{10**9}"'),
+        "nchannels='1000000000' of algo must be an integer",
+    ),
     "deep": ("<algo>" * 200_000, "algo has no attribute|algo stands in algo"),
     "deep elsewhere": (RING.replace("</step>", "") + "<x>" * 200_000, "not well-formed"),
     "many elements": (RING.replace("</algo>", "<gpu/>" * 10 + "</algo>"), "gpu has no attribute id"),
     "many comments": ("<!-- -->" * 500_000, "not well-formed: no element found"),
     "a long attribute": (RING.replace('"ring"', f'"{"x" * 5_000_000}"'), "at most 200 printable characters"),
     "many attributes": (RING.replace("<algo", "<algo " + " ".join(f'a{i}="1"' for i in range(50_000))), None),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MALICIOUS)
@@ -278,17 +294,19 @@ def test_receives_before_sends_are_a_deadlock():
 def test_a_send_without_a_receive_is_a_deadlock():
     sends = [block(0, 1, -1, [step(0, "s", "i0", "o0"), step(1, "s", "i0", "o0")])]
     receives = [block(0, -1, 0, [step(0, "r", "i0", "o0")])]
-    for first, second, what in ((sends, receives,
-        "line 5.*sends 2 times .* receives 1 times: there is no receive for this send"),
-                                (sends[:0], receives,
-                                "line 6.*sends 0 times .* receives 1 times: there is no send for this")):  # fmt: skip
+    for first, second, what in (
+        (sends, receives, "line 5.*sends 2 times .* receives 1 times: there is no receive for this send"),
+        (sends[:0], receives, "line 6.*sends 0 times .* receives 1 times: there is no send for this"),
+    ):
         with pytest.raises(ScheduleError, match=f"{what}"):
             fs.from_msccl_xml(algorithm("broadcast", 1, [((1, 1, 0), first), ((1, 1, 0), second)]))
 
 
 def test_sides_of_a_message_must_have_equal_counts():
-    two = [((2, 2, 0), [block(0, 1, -1, [step(0, "s", "i0", "o0", 2)])]), ((2, 2, 0), [block(0, -1, 0, [step(0, "r", "i0",
-        "o0")])])]
+    two = [
+        ((2, 2, 0), [block(0, 1, -1, [step(0, "s", "i0", "o0", 2)])]),
+        ((2, 2, 0), [block(0, -1, 0, [step(0, "r", "i0", "o0")])]),
+    ]
     with pytest.raises(ScheduleError, match="lines 4 and 9: a send of 2 chunks meets a receive of 1"):
         fs.from_msccl_xml(algorithm("broadcast", 2, two))
 
@@ -343,8 +361,9 @@ def test_a_mutated_file_is_refused_or_is_still_right(data):
         if how == "value":
             parts = tokens(text)
             k = 2 * data.draw(st.integers(0, max(0, len(parts) // 2 - 1))) + 1
-            value = st.sampled_from(["0", "1", "2", "-1", "3", "i", "o", "s", "r", "rrc", "re", "cpy", "nop", "rcs", "", "99",
-                "1e3"])
+            value = st.sampled_from(
+                ["0", "1", "2", "-1", "3", "i", "o", "s", "r", "rrc", "re", "cpy", "nop", "rcs", "", "99", "1e3"]
+            )
             if k < len(parts):
                 parts[k] = data.draw(value)
             text = '"'.join(parts)

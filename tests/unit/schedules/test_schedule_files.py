@@ -114,11 +114,14 @@ def test_goal_has_the_bytes_of_the_chunks():
 @pytest.mark.parametrize(
     ("nbytes", "gamma", "what"),
     [
-        (0, 0, "nbytes=0 must be"), (1.5, 0, "nbytes=1.5 must be"), (1001, 0,
-        "cuts them into 4 blocks, of which they must be a mult"),
-        (8, -1, "gamma=-1 must be a number of seconds per byte"), (8, float("nan"), "gamma=nan must be"), (8, "x", "gamma='x'"),
+        (0, 0, "nbytes=0 must be"),
+        (1.5, 0, "nbytes=1.5 must be"),
+        (1001, 0, "cuts them into 4 blocks, of which they must be a mult"),
+        (8, -1, "gamma=-1 must be a number of seconds per byte"),
+        (8, float("nan"), "gamma=nan must be"),
+        (8, "x", "gamma='x'"),
     ],
-)  # fmt: skip
+)
 def test_what_goal_refuses(nbytes, gamma, what):
     with pytest.raises(ScheduleError, match=what):
         fs.build("all_gather", 4, "ring").to_goal(nbytes, gamma=gamma)
@@ -141,8 +144,11 @@ def test_json_is_plain():
     data = json.loads(fs.build("all_reduce", 2, "ring").to_json())
     assert data["collective"] == {"kind": "all_reduce", "nranks": 2, "root": 0, "pairs": [], "chunks": 2, "channels": 1}
     assert data["rounds"][0][0]["moves"][0] == {
-        "to": [[1, "output", 1]], "from": [[1, "input", 1], [0, "input", 1]], "count": 1, "by": 1,
-    }  # fmt: skip
+        "to": [[1, "output", 1]],
+        "from": [[1, "input", 1], [0, "input", 1]],
+        "count": 1,
+        "by": 1,
+    }
 
 
 def test_json_is_read_from_a_file(tmp_path):
@@ -158,35 +164,41 @@ PLAIN = fs.build("all_reduce", 2, "ring").to_json()
     ("old", "new", "what"),
     [
         ('"version": 1', '"version": 2', "format 'funccoll.schedule', version 2; this is funccoll.schedule, 1"),
-        ('"version": 1', '"version": true', "version True"), ('"by": 1', '"by": 2', "by names rank 2, of 2"),
+        ('"version": 1', '"version": true', "version True"),
+        ('"by": 1', '"by": 2', "by names rank 2, of 2"),
         ('"by": 1', '"by": -1', r"rounds\[0\]\[0\]\.moves\[0\]\.by: -1 must be an integer from 0"),
-        ('"by": 1', '"by": 1.0', r"moves\[0\]\.by: 1.0 must be an integer"), ('"by": 1', '"by": NaN',
-        "NaN is not a number of JSON"),
-        ('"by": 1', f'"by": {10**30}', "must be an integer from 0"), ('"by": 1', f'"by": {"9" * 6000}',
-        "it is not JSON: Exceeds"),
-        ('"by": 1', '"by": 1, "by": 1', "the name 'by' stands twice"), ('"by": 1', '"of": 1',
-        "must be an object with to, from, count, by"),
-        ('"count": 1', '"count": 0', "leave|chunk|is broken"), ('"count": 1', '"count": 2000000000', "is broken|chunk"),
+        ('"by": 1', '"by": 1.0', r"moves\[0\]\.by: 1.0 must be an integer"),
+        ('"by": 1', '"by": NaN', "NaN is not a number of JSON"),
+        ('"by": 1', f'"by": {10**30}', "must be an integer from 0"),
+        ('"by": 1', f'"by": {"9" * 6000}', "it is not JSON: Exceeds"),
+        ('"by": 1', '"by": 1, "by": 1', "the name 'by' stands twice"),
+        ('"by": 1', '"of": 1', "must be an object with to, from, count, by"),
+        ('"count": 1', '"count": 0', "leave|chunk|is broken"),
+        ('"count": 1', '"count": 2000000000', "is broken|chunk"),
         ('"output", 1', '"output", 2', r"\.to: output\[2\] of rank 1 does not exist: 2 ranks, 2 chunks"),
-        ('[1, "output"', '[2, "output"', "of rank 2 does not exist"), ('"output"', '"outputs"', "'outputs' is not a buffer"),
-        ('"output"', '"input"', "writes to input"), ('"output"', '["output"]', "is not a buffer"),
+        ('[1, "output"', '[2, "output"', "of rank 2 does not exist"),
+        ('"output"', '"outputs"', "'outputs' is not a buffer"),
+        ('"output"', '"input"', "writes to input"),
+        ('"output"', '["output"]', "is not a buffer"),
         ('"nranks": 2', f'"nranks": {10**9}', "its buffers have more than 1,048,576 chunks"),
         ('"chunks": 2', f'"chunks": {10**12}', "collective.chunks: 1000000000000 must be an integer from 0"),
         ('"scratch_chunks": 0', f'"scratch_chunks": {10**9}', "its buffers have 2,000,000,008 chunks in all"),
         ('"kind": "all_reduce"', '"kind": "all_educe"', "collective.kind: 'all_educe' is not one of all_reduce"),
-        ('"kind": "all_reduce"', '"kind": [1]', "collective.kind"), ('"nranks": 2', '"nranks": 0', "nranks=0 must be"),
-        ('"root": 0', '"root": 1', "all_reduce has no root"), ('"pairs": []', '"pairs": [[0]]',
-        r"pairs\[0\]: it must be a list of 2"),
-        ('"algorithm": "ring"', '"algorithm": ""', "at most 200 printable"), ('"rounds": [', '"rounds": 7, "x": [',
-        "an object with"),
-        ('"levels": null', '"levels": [2, 2]', "whose product is the number of ranks"), ('"channel": 0', '"channel": 1',
-        "channel 1 does"),
-        ('[0, "input", 1]', '[0, "input", 0]', "chunks that are different parts"), ("{", "{" * 5, "it is not JSON"), ("\n]}",
-        "", "not JSON"),
-        ('"moves": [', '"moves": [], "more": [', "an object with channel, moves"), ('"levels"', '"levls"',
-        "an object with format"),
+        ('"kind": "all_reduce"', '"kind": [1]', "collective.kind"),
+        ('"nranks": 2', '"nranks": 0', "nranks=0 must be"),
+        ('"root": 0', '"root": 1', "all_reduce has no root"),
+        ('"pairs": []', '"pairs": [[0]]', r"pairs\[0\]: it must be a list of 2"),
+        ('"algorithm": "ring"', '"algorithm": ""', "at most 200 printable"),
+        ('"rounds": [', '"rounds": 7, "x": [', "an object with"),
+        ('"levels": null', '"levels": [2, 2]', "whose product is the number of ranks"),
+        ('"channel": 0', '"channel": 1', "channel 1 does"),
+        ('[0, "input", 1]', '[0, "input", 0]', "chunks that are different parts"),
+        ("{", "{" * 5, "it is not JSON"),
+        ("\n]}", "", "not JSON"),
+        ('"moves": [', '"moves": [], "more": [', "an object with channel, moves"),
+        ('"levels"', '"levls"', "an object with format"),
     ],
-)  # fmt: skip
+)
 def test_malformed_json_is_refused(old, new, what):
     assert old in PLAIN
     with pytest.raises(ScheduleError, match=what) as caught:
@@ -219,8 +231,9 @@ def test_mutated_json_is_refused_or_still_right(data):
             parent = where
             key = data.draw(st.sampled_from(sorted(where) if isinstance(where, dict) else range(len(where))))
             where = parent[key]
-        values = st.one_of(st.none(), st.integers(-2, 4), st.sampled_from(["input", "scratch", [], {}, 0.5, True, "ring", [[0,
-            "output", 0]]]))
+        values = st.one_of(
+            st.none(), st.integers(-2, 4), st.sampled_from(["input", "scratch", [], {}, 0.5, True, "ring", [[0, "output", 0]]])
+        )
         parent[key] = data.draw(values)
     try:
         schedule = fs.from_json(json.dumps(tree))
@@ -300,7 +313,9 @@ def test_an_imported_schedule_runs_in_jit_on_virtual_devices(registered):
     assert step.lower(x).fingerprint != first  # the name does not determine the moves
 
 
-IMPORTED = JOIN + """
+IMPORTED = (
+    JOIN
+    + """
 import funccoll as fc
 fc.schedules.register(fc.schedules.from_msccl_xml(os.environ["ALGORITHM"]), "from_elsewhere")
 mesh = fc.make_mesh({"data": fc.world_size()})
@@ -309,6 +324,7 @@ step = fc.jit(body, mesh=mesh, in_specs=fc.P("data"), out_specs=fc.P())
 x = np.random.default_rng(0).standard_normal((fc.world_size(), 1000))
 say(step.lower(x).collectives().rows[0].schedule, np.asarray(step(x)).tobytes().hex())
 """
+)
 
 
 def test_an_imported_schedule_runs_between_processes(registered, tmp_path):
@@ -316,9 +332,11 @@ def test_an_imported_schedule_runs_between_processes(registered, tmp_path):
     (tmp_path / "ring.xml").write_text(schedule.to_msccl_xml())
     registered(fs.from_msccl_xml(tmp_path / "ring.xml"), "from_elsewhere")
     step = fc.jit(
-        lambda x: fc.all_reduce(x, "data", algorithm="from_elsewhere"), mesh=fc.make_mesh({"data": 2}), in_specs=P("data"),
+        lambda x: fc.all_reduce(x, "data", algorithm="from_elsewhere"),
+        mesh=fc.make_mesh({"data": 2}),
+        in_specs=P("data"),
         out_specs=P(),
-    )  # fmt: skip
+    )
     here = np.asarray(step(np.random.default_rng(0).standard_normal((2, 1000)))).tobytes().hex()
     with Ranks(IMPORTED, (0, 1), ALGORITHM=str(tmp_path / "ring.xml")) as ranks:
         ranks.lines()

@@ -63,12 +63,19 @@ FOLDED = ("sum", "mean", "prod", "max")
 DTYPES, RANKS = (np.float32, np.float16, fc.bfloat16), (2, 3, 5, 8)
 
 
-@pytest.mark.parametrize(("kind", "op", "dtype", "sizes"), [
-    *(pytest.param(kind, op, dtype, [p], id=f"{kind}-{op}-{np.dtype(dtype).name}-{p}")
-      for kind, op, dtype, p in AllPairs([REDUCTIONS, FOLDED, DTYPES, RANKS])),
-    *(pytest.param(kind, op, dtype, RANKS, id=f"{kind}-{op}-{np.dtype(dtype).name}-all", marks=pytest.mark.slow)
-      for kind, op, dtype in product(REDUCTIONS, FOLDED, DTYPES)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "op", "dtype", "sizes"),
+    [
+        *(
+            pytest.param(kind, op, dtype, [p], id=f"{kind}-{op}-{np.dtype(dtype).name}-{p}")
+            for kind, op, dtype, p in AllPairs([REDUCTIONS, FOLDED, DTYPES, RANKS])
+        ),
+        *(
+            pytest.param(kind, op, dtype, RANKS, id=f"{kind}-{op}-{np.dtype(dtype).name}-all", marks=pytest.mark.slow)
+            for kind, op, dtype in product(REDUCTIONS, FOLDED, DTYPES)
+        ),
+    ],
+)
 def test_reductions_combine_as_the_proof_says(kind: str, op: str, dtype: Any, sizes: Sequence[int]):
     different = 0
     for p in sizes:

@@ -56,10 +56,14 @@ def test_another_order_of_a_fold_is_refused(kind, name, lowered):
 def chained(first: int, second: int, third: int) -> Schedule:
     """A sum of three ranks on rank 0 in two steps, which all copy."""
     c = Collective("all_reduce", 3)
-    return assembled(c, "chained", [
-        [(Move((0, "scratch", 0), [(first, "input", 0), (second, "input", 0)]), 0)],
-        [(Move([(r, "output", 0) for r in range(3)], [(0, "scratch", 0), (third, "input", 0)], by=0), 0)],
-    ])  # fmt: skip
+    return assembled(
+        c,
+        "chained",
+        [
+            [(Move((0, "scratch", 0), [(first, "input", 0), (second, "input", 0)]), 0)],
+            [(Move([(r, "output", 0) for r in range(3)], [(0, "scratch", 0), (third, "input", 0)], by=0), 0)],
+        ],
+    )
 
 
 def test_another_order_over_several_moves_is_refused():
@@ -118,9 +122,14 @@ def test_an_instruction_that_names_a_destination_twice_is_refused():
 def by_hand(batch: dict[str, Any], **changes: Any) -> Schedule:
     """The direct all_reduce of one chunk between 2 ranks, with other columns."""
     good: dict[str, Any] = {
-        "dst": np.array([[2, 3]], np.int32), "src": np.array([[0, 1]], np.int32), "count": np.array([1], np.int32),
-        "by": np.array([0], np.int32), "channel": 0, "round": 0, "source": None,
-    }  # fmt: skip
+        "dst": np.array([[2, 3]], np.int32),
+        "src": np.array([[0, 1]], np.int32),
+        "count": np.array([1], np.int32),
+        "by": np.array([0], np.int32),
+        "channel": 0,
+        "round": 0,
+        "source": None,
+    }
     schedule = {"collective": Collective("all_reduce", 2), "scratch_chunks": 0, **changes}
     return Schedule(schedule["collective"], "mine", (Batch(**{**good, **batch}),), schedule["scratch_chunks"])
 

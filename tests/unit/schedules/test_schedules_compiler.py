@@ -77,9 +77,11 @@ def test_hierarchical_takes_the_first_axis_for_hosts():
     cube = fc.make_mesh({"a": 2, "b": 3, "c": 2})
     for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         for mesh, axes, levels in (
-            (GRID, ("hosts", "each"), (2, 3)), (GRID, ("each", "hosts"), (3, 2)), (GRID, "each", None),
+            (GRID, ("hosts", "each"), (2, 3)),
+            (GRID, ("each", "hosts"), (3, 2)),
+            (GRID, "each", None),
             (cube, ("b", "c", "a"), (3, 4)),
-        ):  # fmt: skip
+        ):
             found = of(forced(kind, "hierarchical", mesh, axes).lower(numbers(mesh)), kind)
             assert found.digest == fc.schedules.build(kind, found.nranks, "hierarchical", levels=levels).digest
         both = {fc.schedules.build(kind, 6, "hierarchical", levels=levels).digest for levels in ((2, 3), (3, 2))}
@@ -183,10 +185,12 @@ def test_algebra_leaves_forced_collectives_of_another_kind_alone():
 def test_algebra_composes_permutes_of_one_algorithm():
     with_algorithm("permute", "straight", lambda p, pairs: straight(pairs))
     try:
+
         def twice(first: str | None, second: str | None) -> list[tuple[str, str]]:
             pairs = [(0, 1), (1, 2)]
-            return algebra_of(lambda x: fc.permute(fc.permute(x, "x", pairs=pairs, algorithm=first), "x", pairs=pairs,
-                                                   algorithm=second))  # fmt: skip
+            return algebra_of(
+                lambda x: fc.permute(fc.permute(x, "x", pairs=pairs, algorithm=first), "x", pairs=pairs, algorithm=second)
+            )
 
         assert twice("straight", "straight") == [("permute", "straight")]
         assert len(twice(None, None)) == 1
@@ -214,8 +218,9 @@ def test_transposes_of_the_same_kind_keep_the_algorithm():
     assert kinds(lambda x: fc.reduce_scatter(x, "x", algorithm="ring")) == [("reduce_scatter", "ring"), ("all_gather", None)]
     assert kinds(lambda x: fc.reduce(x, "x", algorithm="binomial")) == [("reduce", "binomial"), ("broadcast", None)]
     assert kinds(lambda x: fc.pvary(fc.broadcast(x, "x", algorithm="binomial"), "x")) == [
-        ("broadcast", "binomial"), ("all_reduce", None),
-    ]  # fmt: skip
+        ("broadcast", "binomial"),
+        ("all_reduce", None),
+    ]
     assert kinds(lambda x: fc.all_reduce(x, "x", op="max", algorithm="ring")) == [("all_reduce", None)]
 
 

@@ -23,10 +23,18 @@ from tests.support.oracles.closed_forms import CLOSED_FORMS, FORM_SIZES, PARAMET
 from tests.support.oracles.schedule_oracle import built
 
 PRESETS = [
-    Topology.one_process(4), Topology.one_host(8), Topology.nvlink_infiniband(3), Topology.nvlink_infiniband(2, 2),
-    Topology.ethernet(5), Topology.ethernet(2, ranks_per_host=3), Topology.torus((4, 3)), Topology.torus((2, 5, 3)),
-    Topology.torus((7,)), Topology.uniform(6, 1e-6, 1e-9, 1e-10), Topology.uniform(1, 0, 0, 0),
-]  # fmt: skip
+    Topology.one_process(4),
+    Topology.one_host(8),
+    Topology.nvlink_infiniband(3),
+    Topology.nvlink_infiniband(2, 2),
+    Topology.ethernet(5),
+    Topology.ethernet(2, ranks_per_host=3),
+    Topology.torus((4, 3)),
+    Topology.torus((2, 5, 3)),
+    Topology.torus((7,)),
+    Topology.uniform(6, 1e-6, 1e-9, 1e-10),
+    Topology.uniform(1, 0, 0, 0),
+]
 CLUSTER = Topology.nvlink_infiniband(2, ranks_per_host=4)
 CLUSTER_16 = Topology.nvlink_infiniband(2, ranks_per_host=8)
 FLAT = Topology.uniform(8, 1e-6, 1e-9, 1e-10)
@@ -69,21 +77,24 @@ def test_a_torus_has_hops():
     assert "4 × 5 torus" in repr(t) and t.network.alpha == pytest.approx(1e-6) and t.network.beta == pytest.approx(1 / 50e9)
 
 
-@pytest.mark.parametrize(("make", "words"), [
-    (lambda: Topology.one_host(0), "ranks_per_host must be an integer, at least 1, not 0"),
-    (lambda: Topology.nvlink_infiniband(0), "hosts must be"),
-    (lambda: Topology.nvlink_infiniband(True), "hosts must be"),
-    (lambda: Topology.ethernet(2, ranks_per_host=-1), "ranks_per_host must be"),
-    (lambda: Topology.ethernet(2.0), "hosts must be"),
-    (lambda: Topology.torus(()), "shape=()"),
-    (lambda: Topology.torus((4, 0)), "every size in shape"),
-    (lambda: Topology.uniform(4, -1e-6, 0, 0), "alpha=-1e-06 must be a number of seconds"),
-    (lambda: Topology.uniform(4, 0, float("nan"), 0), "beta=nan"),
-    (lambda: Topology.uniform(4, 0, 0, float("inf")), "gamma=inf"),
-    (lambda: Link("slow", "1 µs", 0), "link 'slow': alpha='1 µs'"),
-    (lambda: Topology("mine", 2, 2, Link("a", 0, 0), 3e-9, 0), "network=3e-09 must be a Link"),
-    (lambda: Topology("mine", 4, 2, Link("a", 0, 0), Link("b", 0, 0), 0, (2, 2)), "of 1 device each"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Topology.one_host(0), "ranks_per_host must be an integer, at least 1, not 0"),
+        (lambda: Topology.nvlink_infiniband(0), "hosts must be"),
+        (lambda: Topology.nvlink_infiniband(True), "hosts must be"),
+        (lambda: Topology.ethernet(2, ranks_per_host=-1), "ranks_per_host must be"),
+        (lambda: Topology.ethernet(2.0), "hosts must be"),
+        (lambda: Topology.torus(()), "shape=()"),
+        (lambda: Topology.torus((4, 0)), "every size in shape"),
+        (lambda: Topology.uniform(4, -1e-6, 0, 0), "alpha=-1e-06 must be a number of seconds"),
+        (lambda: Topology.uniform(4, 0, float("nan"), 0), "beta=nan"),
+        (lambda: Topology.uniform(4, 0, 0, float("inf")), "gamma=inf"),
+        (lambda: Link("slow", "1 µs", 0), "link 'slow': alpha='1 µs'"),
+        (lambda: Topology("mine", 2, 2, Link("a", 0, 0), 3e-9, 0), "network=3e-09 must be a Link"),
+        (lambda: Topology("mine", 4, 2, Link("a", 0, 0), Link("b", 0, 0), 0, (2, 2)), "of 1 device each"),
+    ],
+)
 def test_topologies_that_cannot_be(make, words):
     with pytest.raises(ScheduleError, match=r"at .*test_schedules_cost.py") as caught:
         make()
@@ -127,8 +138,12 @@ def test_one_rank_costs_nothing():
             assert (found.seconds, found.rounds, found.bytes_sent, found.bytes_reduced) == (0, 0, 0, 0), (kind, name)
 
 
-@given(st.sampled_from(["two_shot", "ring", "circulant", "rabenseifner", "double_binary_tree"]), st.integers(2, 9),
-       st.integers(1, 3), st.integers(1, 1 << 30))  # fmt: skip
+@given(
+    st.sampled_from(["two_shot", "ring", "circulant", "rabenseifner", "double_binary_tree"]),
+    st.integers(2, 9),
+    st.integers(1, 3),
+    st.integers(1, 1 << 30),
+)
 def test_channels_share_the_ports(name, p, channels, n):
     # Bytes are those of one channel; every channel has messages of its own, and reduces beside the others.
     one, many = (build("all_reduce", p, name, channels=c) for c in (1, channels))
@@ -147,9 +162,10 @@ def test_a_message_is_what_goes_between_two_ranks_in_a_round(registered):
         yield [Move((r, "scratch", i), (r, "input", 0)) for i in range(3)]
         yield [Move((r, "output", ahead), (ahead, "input", 0))]
         yield [
-            Move((r, "scratch", 3), (ahead, "scratch", 0)), Move((r, "scratch", 4), (ahead, "scratch", 1)),
+            Move((r, "scratch", 3), (ahead, "scratch", 0)),
+            Move((r, "scratch", 4), (ahead, "scratch", 1)),
             Move((ahead, "scratch", 5), (r, "scratch", 2), by=r),
-        ]  # fmt: skip
+        ]
 
     found = build("all_gather", 3, "in_pieces").cost(Topology.uniform(3, 1.0, 1.0, 0.0), 3)
     # One message of one byte; then in the same round one of two bytes in, and one of one byte out.
@@ -166,15 +182,18 @@ def test_large_schedules_are_costed_in_stretches(monkeypatch):
     assert (again.rounds, again.bytes_sent, again.bytes_reduced) == (whole.rounds, whole.bytes_sent, whole.bytes_reduced)
 
 
-@pytest.mark.parametrize(("call", "words"), [
-    (lambda s: s.cost(FLAT, 0), "nbytes=0 must be"),
-    (lambda s: s.cost(FLAT, -64), "nbytes=-64"),
-    (lambda s: s.cost(FLAT, 1.5), "nbytes=1.5"),
-    (lambda s: s.cost(FLAT, True), "nbytes=True"),
-    (lambda s: s.cost(Topology.one_host(4), 64), "for 8 ranks, and <Topology one_host: 1 host × 4 devices"),
-    (lambda s: s.cost(8, 64), "topology=8 must be a Topology, such as Topology.one_host(8)"),
-    (lambda s: build("barrier", 8).cost(FLAT, -1), "nbytes=-1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda s: s.cost(FLAT, 0), "nbytes=0 must be"),
+        (lambda s: s.cost(FLAT, -64), "nbytes=-64"),
+        (lambda s: s.cost(FLAT, 1.5), "nbytes=1.5"),
+        (lambda s: s.cost(FLAT, True), "nbytes=True"),
+        (lambda s: s.cost(Topology.one_host(4), 64), "for 8 ranks, and <Topology one_host: 1 host × 4 devices"),
+        (lambda s: s.cost(8, 64), "topology=8 must be a Topology, such as Topology.one_host(8)"),
+        (lambda s: build("barrier", 8).cost(FLAT, -1), "nbytes=-1"),
+    ],
+)
 def test_bad_questions(call, words):
     with pytest.raises(ScheduleError) as caught:
         call(build("all_reduce", 8, "ring"))
@@ -353,27 +372,31 @@ def test_tables_print():
     assert html.count("<tr>") == len(table) + 1 and html.count("font-weight:bold") == 4 + 1
 
 
-@pytest.mark.parametrize(("call", "error", "words"), [
-    (lambda: select("all_reduce", FLAT, 0), ScheduleError, "nbytes=0"),
-    (lambda: select("all_sum", FLAT, 64), ScheduleError, "unknown collective 'all_sum'"),
-    (lambda: select("all_reduce", "8", 64), ScheduleError, "topology='8' must be a Topology"),
-    (lambda: select("broadcast", FLAT, 64, root=8), ScheduleError, "root=8"),
-    (lambda: select("all_reduce", FLAT, 64, root=1), ScheduleError, "has no root"),
-    (lambda: select("permute", FLAT, 64, pairs=[(0, 9)]), ScheduleError, "destination 9"),
-    (lambda: select("all_reduce", FLAT, 64, dtype="U3"), DTypeError, "dtype <U3"),
-    (lambda: select("all_reduce", FLAT, 64, dtype="nope"), DTypeError, "dtype='nope' is not an element type"),
-    (lambda: select("all_reduce", FLAT, 64, levels=4), ScheduleError, "levels=4 must be (hosts, ranks per host)"),
-    (lambda: explain("all_reduce", 0, 64), ScheduleError, "ranks_per_host must be"),
-    (lambda: explain("all_reduce", 8, -1), ScheduleError, "nbytes=-1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: select("all_reduce", FLAT, 0), ScheduleError, "nbytes=0"),
+        (lambda: select("all_sum", FLAT, 64), ScheduleError, "unknown collective 'all_sum'"),
+        (lambda: select("all_reduce", "8", 64), ScheduleError, "topology='8' must be a Topology"),
+        (lambda: select("broadcast", FLAT, 64, root=8), ScheduleError, "root=8"),
+        (lambda: select("all_reduce", FLAT, 64, root=1), ScheduleError, "has no root"),
+        (lambda: select("permute", FLAT, 64, pairs=[(0, 9)]), ScheduleError, "destination 9"),
+        (lambda: select("all_reduce", FLAT, 64, dtype="U3"), DTypeError, "dtype <U3"),
+        (lambda: select("all_reduce", FLAT, 64, dtype="nope"), DTypeError, "dtype='nope' is not an element type"),
+        (lambda: select("all_reduce", FLAT, 64, levels=4), ScheduleError, "levels=4 must be (hosts, ranks per host)"),
+        (lambda: explain("all_reduce", 0, 64), ScheduleError, "ranks_per_host must be"),
+        (lambda: explain("all_reduce", 8, -1), ScheduleError, "nbytes=-1"),
+    ],
+)
 def test_bad_choices(call, error, words):
     with pytest.raises(error) as caught:
         call()
     assert words in str(caught.value)
 
 
-@given(st.sampled_from(sorted(KINDS)), st.integers(1, 9), st.integers(1, 1 << 26), st.sampled_from([None, np.float16]),
-       st.data())  # fmt: skip
+@given(
+    st.sampled_from(sorted(KINDS)), st.integers(1, 9), st.integers(1, 1 << 26), st.sampled_from([None, np.float16]), st.data()
+)
 @examples(60)
 def test_select_takes_what_explain_says_is_chosen(kind, p, n, dtype, data):
     """Though it compares only the algorithms that can be chosen."""
@@ -387,9 +410,10 @@ def test_select_takes_what_explain_says_is_chosen(kind, p, n, dtype, data):
 def test_ranks_per_host_by_its_former_name():
     link, former = Link("wire", 1e-6, 1e-9), Topology
     for old, new in (
-        (former.nvlink_infiniband(2, each=4), CLUSTER), (former.ethernet(3, each=2), Topology.ethernet(3, 2)),
+        (former.nvlink_infiniband(2, each=4), CLUSTER),
+        (former.ethernet(3, each=2), Topology.ethernet(3, 2)),
         (former(name="mine", hosts=2, each=3, host=link, network=link, gamma=0.0), Topology("mine", 2, 3, link, link, 0.0)),
-    ):  # fmt: skip
+    ):
         assert old == new and old.each == new.ranks_per_host
 
 
@@ -400,6 +424,6 @@ def test_algorithms_by_their_former_names():
         build("all_gather", 4, "owner")
     total = lambda name: funccoll.jit(
         lambda x: funccoll.all_reduce(x, "d", algorithm=name), mesh=funccoll.make_mesh({"d": 4}), in_specs=funccoll.P("d")
-    )  # fmt: skip
+    )
     x = np.linspace(-1, 1, 32)
     np.testing.assert_array_equal(np.asarray(total("owner")(x)), np.asarray(total("two_shot")(x)))

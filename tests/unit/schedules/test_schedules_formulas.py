@@ -23,19 +23,24 @@ SLOW = [5, 6, 9, 10, 15, 16, 17, 24, 31, 32, 33, 64]
 """Beside powers of two, odd ones, and composite ones, of which hosts are made."""
 REST = [p for p in (*range(1, 34), 128) if p not in (*FAST, *SLOW)]
 SIZES = [
-    pytest.param(FAST, id="some sizes"), pytest.param(SLOW, id="more sizes", marks=pytest.mark.slow),
+    pytest.param(FAST, id="some sizes"),
+    pytest.param(SLOW, id="more sizes", marks=pytest.mark.slow),
     pytest.param(REST, id="all other sizes", marks=pytest.mark.exhaustive),
-]  # fmt: skip
+]
 OURS = [
-    (kind, name) for kind in KINDS for name in algorithms(kind)
+    (kind, name)
+    for kind in KINDS
+    for name in algorithms(kind)
     if find(kind, name, 1).function.__module__.startswith("funccoll.")
-]  # fmt: skip
+]
 BOUNDED = [(kind, "double_binary_tree") for kind in ("broadcast", "reduce", "all_reduce")]
 ONE_PORTED = [
-    case for case in OURS
-    if case[1] not in ("two_shot", "one_shot", "flat", "bidirectional_ring") and case != ("reduce_scatter", "direct")
+    case
+    for case in OURS
+    if case[1] not in ("two_shot", "one_shot", "flat", "bidirectional_ring")
+    and case != ("reduce_scatter", "direct")
     and (case[1] != "hierarchical" or case[0] in ("all_gather", "all_to_all"))
-]  # fmt: skip
+]
 
 
 def of(sizes, kind, name):
@@ -97,10 +102,17 @@ def test_every_algorithm_of_the_table_is_there_and_has_a_formula():
 def test_the_first_of_each_collective_is_the_default():
     defaults = {kind: next(name for k, name in OURS if k == kind) for kind in KINDS}
     assert defaults == {
-        "all_reduce": "two_shot", "all_gather": "direct", "reduce_scatter": "direct", "all_to_all": "direct",
-        "permute": "direct", "broadcast": "flat", "reduce": "flat", "gather": "flat", "scatter": "flat",
+        "all_reduce": "two_shot",
+        "all_gather": "direct",
+        "reduce_scatter": "direct",
+        "all_to_all": "direct",
+        "permute": "direct",
+        "broadcast": "flat",
+        "reduce": "flat",
+        "gather": "flat",
+        "scatter": "flat",
         "barrier": "dissemination",
-    }  # fmt: skip
+    }
 
 
 @in_groups(("kind", "name"), OURS)

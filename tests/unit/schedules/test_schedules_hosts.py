@@ -172,10 +172,21 @@ def test_exchanges_that_wait_for_each_other_in_turn_are_a_deadlock():
     order = [places[2], places[3], places[3], places[2]]
     n = len(opcode)
     ring = replace(
-        streams, start=np.array([0, 6, 12]), opcode=opcode, dst_ptr=ptr, src_ptr=ptr, dst=np.array([d for d, _ in order]),
-        src=np.array([s for _, s in order]), count=np.ones(n, np.int32), part=np.zeros(n, np.int32),
-        part_step=np.zeros(n, np.int32), wait_ptr=np.zeros(n + 1, np.int64), wait_stream=np.zeros(0, np.int32),
-        wait_value=np.zeros(0, np.int32), move=np.where(moved, 0, -1), span=6,
-    )  # fmt: skip
+        streams,
+        start=np.array([0, 6, 12]),
+        opcode=opcode,
+        dst_ptr=ptr,
+        src_ptr=ptr,
+        dst=np.array([d for d, _ in order]),
+        src=np.array([s for _, s in order]),
+        count=np.ones(n, np.int32),
+        part=np.zeros(n, np.int32),
+        part_step=np.zeros(n, np.int32),
+        wait_ptr=np.zeros(n + 1, np.int64),
+        wait_stream=np.zeros(0, np.int32),
+        wait_value=np.zeros(0, np.int32),
+        move=np.where(moved, 0, -1),
+        span=6,
+    )
     with pytest.raises(ScheduleError, match="deadlock"):
         ring.verify()

@@ -33,9 +33,12 @@ def flat(index: Any, size: int) -> np.ndarray:
 
 
 @given(
-    outer=st.integers(1, 4), blocks=st.integers(1, 5), inner=st.integers(1, 7), block=st.integers(0, 4),
+    outer=st.integers(1, 4),
+    blocks=st.integers(1, 5),
+    inner=st.integers(1, 7),
+    block=st.integers(0, 4),
     cuts=st.lists(st.integers(0, 28), max_size=5),
-)  # fmt: skip
+)
 def test_pieces_are_the_elements_of_a_block(outer, blocks, inner, block, cuts):
     whole = Blocks(outer, blocks, inner)
     block %= blocks
@@ -52,10 +55,14 @@ def test_pieces_are_the_elements_of_a_block(outer, blocks, inner, block, cuts):
 
 
 @given(
-    kind=st.sampled_from(sorted(KINDS)), p=st.integers(1, 5), chunks=st.integers(1, 4), channels=st.integers(1, 3),
-    shape=st.lists(st.integers(0, 4), min_size=1, max_size=3), dims=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    kind=st.sampled_from(sorted(KINDS)),
+    p=st.integers(1, 5),
+    chunks=st.integers(1, 4),
+    channels=st.integers(1, 3),
+    shape=st.lists(st.integers(0, 4), min_size=1, max_size=3),
+    dims=st.tuples(st.integers(0, 2), st.integers(0, 2)),
     itemsize=st.sampled_from([1, 4, 8, 64]),
-)  # fmt: skip
+)
 def test_chunks_cut_each_buffer_into_what_it_is(kind, p, chunks, channels, shape, dims, itemsize):
     dim, concat_dim = (d % len(shape) for d in dims)
     shape = [n * 19 if d else n for d, n in enumerate(shape)]
@@ -75,9 +82,12 @@ def test_chunks_cut_each_buffer_into_what_it_is(kind, p, chunks, channels, shape
 
 
 @given(
-    p=st.integers(1, 4), shape=st.lists(st.integers(1, 5), min_size=1, max_size=3),
-    dims=st.tuples(st.integers(0, 2), st.integers(0, 2)), chunks=st.integers(1, 3), channels=st.integers(1, 2),
-)  # fmt: skip
+    p=st.integers(1, 4),
+    shape=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    dims=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    chunks=st.integers(1, 3),
+    channels=st.integers(1, 2),
+)
 def test_equal_chunks_of_two_buffers_hold_the_same_elements(p, shape, dims, chunks, channels):
     dim, concat_dim = (d % len(shape) for d in dims)
     shape[dim] *= p

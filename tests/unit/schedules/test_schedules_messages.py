@@ -193,10 +193,12 @@ def test_a_round_is_not_joined_by_what_depends_on_it_or_uses_its_ports():
 def test_what_is_sent_is_not_overwritten_in_the_same_round():
     c = Collective("broadcast", 3)
     moves = [
-        [Move((0, "output", 0), (0, "input", 0))], [Move((1, "scratch", 0), (0, "input", 0))],
-        [Move((2, "output", 0), (1, "scratch", 0))], [Move((1, "scratch", 0), (0, "output", 0))],
+        [Move((0, "output", 0), (0, "input", 0))],
+        [Move((1, "scratch", 0), (0, "input", 0))],
+        [Move((2, "output", 0), (1, "scratch", 0))],
+        [Move((1, "scratch", 0), (0, "output", 0))],
         [Move((1, "output", 0), (1, "scratch", 0))],
-    ]  # fmt: skip
+    ]
     messages = schedule_of(c, *moves).messages().verify()
     assert nrounds(messages) == 3
     assert count(messages, Opcode.COMBINE) == 2
@@ -209,9 +211,15 @@ def test_remote_destinations_of_a_combine_take_the_next_round():
     assert nrounds(messages) == 2
     assert messages.schedule.scratch_chunks == 3  # two sources arrive, the sum is kept until it is sent
     assert [line.partition(": ")[2] for line in messages.text(1).splitlines()] == [
-        "enter", "post", "receive: scratch[0]@1 := input[0]@0", "receive: scratch[1]@1 := input[0]@2",
-        "scratch[2]@1 := scratch[0]@1, input[0]@1, scratch[1]@1", "post", "send: output[0]@2 := scratch[2]@1", "leave",
-    ]  # fmt: skip
+        "enter",
+        "post",
+        "receive: scratch[0]@1 := input[0]@0",
+        "receive: scratch[1]@1 := input[0]@2",
+        "scratch[2]@1 := scratch[0]@1, input[0]@1, scratch[1]@1",
+        "post",
+        "send: output[0]@2 := scratch[2]@1",
+        "leave",
+    ]
     with pytest.raises(ScheduleError, match="rank=9 must be a rank"):
         messages.text(9)
 
@@ -344,7 +352,7 @@ def test_receiving_into_what_is_being_sent():
         [Move((r, "output", 0), (r, "input", 0)) for r in (0, 1)],
         [Move((r, "scratch", 0), (1 - r, "output", 0)) for r in (0, 1)],
         [Move((r, "output", 0), (r, "scratch", 0)) for r in (0, 1)],
-    ]  # fmt: skip
+    ]
     good = schedule_of(c, *steps).messages().verify()
     bad = replace(good, dst=good.dst.copy())
     for i in np.flatnonzero(np.isin(good.opcode, MESSAGES)).tolist():

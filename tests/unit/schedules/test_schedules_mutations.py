@@ -35,9 +35,13 @@ def test_every_harmful_mutation_is_refused():
     assert len(campaign(150, seed=0)) == 150
 
 
-@pytest.mark.parametrize("count", [
-    pytest.param(3_000, marks=pytest.mark.slow), pytest.param(12_000, marks=pytest.mark.exhaustive),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "count",
+    [
+        pytest.param(3_000, marks=pytest.mark.slow),
+        pytest.param(12_000, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_every_harmful_one_of_many_mutations_is_refused(count):
     assert len(campaign(count, seed=1)) == count
 
@@ -62,9 +66,14 @@ def small_streams(count: int, seed: int, instructions: int) -> list[Mutant]:
     return out
 
 
-@pytest.mark.parametrize(("count", "instructions"), [
-    (400, 7), pytest.param(2_000, 8, marks=pytest.mark.slow), pytest.param(10_000, 10, marks=pytest.mark.exhaustive),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("count", "instructions"),
+    [
+        (400, 7),
+        pytest.param(2_000, 8, marks=pytest.mark.slow),
+        pytest.param(10_000, 10, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_the_judge_agrees_with_every_outcome(count, instructions):
     """The judge leans on a theorem; the slow search over states with memory does not."""
     verdicts = Counter()

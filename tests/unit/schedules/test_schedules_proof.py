@@ -59,9 +59,13 @@ def test_every_algorithm_is_proved_and_verified(kind, name):
         check(kind, name, p, every=6 if p < 8 else 12)
 
 
-@pytest.mark.parametrize(("sizes", "every"), [
-    pytest.param(MORE, 4, id="more", marks=pytest.mark.slow), pytest.param(ALL, 1, id="all", marks=pytest.mark.exhaustive),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("sizes", "every"),
+    [
+        pytest.param(MORE, 4, id="more", marks=pytest.mark.slow),
+        pytest.param(ALL, 1, id="all", marks=pytest.mark.exhaustive),
+    ],
+)
 @in_groups(("kind", "name"), EVERY, of=6)
 def test_every_algorithm_is_proved_and_verified_at_more_sizes(kind, name, sizes, every):
     for p in (*SMALL, *sizes):
@@ -123,10 +127,14 @@ def test_counted_twice():
 
     error = refused("all_reduce", doubled)
     expect(
-        error, doubled, '"output", 0)',
-        "output[0] of rank 0 must hold x0[0] + x1[0] + x2[0] + x3[0]", "it holds (x0[0] + x1[0]) + (x1[0] + x2[0])",
-        "rank 1 counts twice", "rank 3 is missing",
-    )  # fmt: skip
+        error,
+        doubled,
+        '"output", 0)',
+        "output[0] of rank 0 must hold x0[0] + x1[0] + x2[0] + x3[0]",
+        "it holds (x0[0] + x1[0]) + (x1[0] + x2[0])",
+        "rank 1 counts twice",
+        "rank 3 is missing",
+    )
 
 
 def test_forgotten_contribution():
@@ -151,9 +159,13 @@ def test_different_orders():
         yield Move((r, "output", 0), [((r + j) % p, "input", 0) for j in range(p)])
 
     expect(
-        refused("all_reduce", orders), orders, "yield", "different orders", "output[0] of rank 0 holds x0[0] + x1[0] + x2[0]",
+        refused("all_reduce", orders),
+        orders,
+        "yield",
+        "different orders",
+        "output[0] of rank 0 holds x0[0] + x1[0] + x2[0]",
         "that of rank 1 x1[0] + x2[0] + x3[0] + x0[0]",
-    )  # fmt: skip
+    )
 
 
 def test_read_before_write():

@@ -267,9 +267,10 @@ def test_a_lost_link_of_a_ring_names_the_moves_that_need_it():
     found = simulate(RING, flat(8), n, lost_links=[(2, 3)])
     streams = RING.streams()
     needing = [
-        i for i in range(int(streams.start[3]), int(streams.start[4]))
+        i
+        for i in range(int(streams.start[3]), int(streams.start[4]))
         if any(code % 8 == 2 for code in streams.src[streams.src_ptr[i] : streams.src_ptr[i + 1]])
-    ]  # fmt: skip
+    ]
     assert found.needs_lost.tolist() == needing and len(needing) == 14
     assert found.impossible == [streams.describe(i) for i in needing]
     assert all(text.startswith("rank 3, instruction ") and "@2" in text and ".py:" in text for text in found.impossible)
@@ -308,21 +309,24 @@ def test_lost_links_with_channels_and_pushes():
 # ---------------------------------------------------------------- bad input
 
 
-@pytest.mark.parametrize(("what_if", "words"), [
-    ({"slow_ranks": {8: 2.0}}, "slow_ranks names rank 8, and there are ranks 0 to 7"),
-    ({"slow_ranks": {-1: 2.0}}, "slow_ranks names rank -1"),
-    ({"slow_ranks": {True: 2.0}}, "slow_ranks names rank True"),
-    ({"slow_ranks": {1: 0}}, "slow_ranks[1]=0 must be a factor from 1e-9 to 1e9"),
-    ({"slow_ranks": {1: float("nan")}}, "slow_ranks[1]=nan"),
-    ({"slow_ranks": {1: math.inf}}, "lost_links"),
-    ({"slow_ranks": {1: "2"}}, "slow_ranks[1]='2'"),
-    ({"slow_links": {(0, 1): -2.0}}, "slow_links[(0, 1)]=-2.0"),
-    ({"slow_links": {(0, 8): 2.0}}, "slow_links names rank 8"),
-    ({"slow_links": {3: 2.0}}, "slow_links holds 3: a link is a pair"),
-    ({"lost_links": [(0, 1, 2)]}, "lost_links holds (0, 1, 2): a link is a pair"),
-    ({"lost_links": [(2, 2)]}, "lost_links holds (2, 2): a rank has no link to itself"),
-    ({"lost_links": [(0, 1.5)]}, "lost_links names rank 1.5"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("what_if", "words"),
+    [
+        ({"slow_ranks": {8: 2.0}}, "slow_ranks names rank 8, and there are ranks 0 to 7"),
+        ({"slow_ranks": {-1: 2.0}}, "slow_ranks names rank -1"),
+        ({"slow_ranks": {True: 2.0}}, "slow_ranks names rank True"),
+        ({"slow_ranks": {1: 0}}, "slow_ranks[1]=0 must be a factor from 1e-9 to 1e9"),
+        ({"slow_ranks": {1: float("nan")}}, "slow_ranks[1]=nan"),
+        ({"slow_ranks": {1: math.inf}}, "lost_links"),
+        ({"slow_ranks": {1: "2"}}, "slow_ranks[1]='2'"),
+        ({"slow_links": {(0, 1): -2.0}}, "slow_links[(0, 1)]=-2.0"),
+        ({"slow_links": {(0, 8): 2.0}}, "slow_links names rank 8"),
+        ({"slow_links": {3: 2.0}}, "slow_links holds 3: a link is a pair"),
+        ({"lost_links": [(0, 1, 2)]}, "lost_links holds (0, 1, 2): a link is a pair"),
+        ({"lost_links": [(2, 2)]}, "lost_links holds (2, 2): a rank has no link to itself"),
+        ({"lost_links": [(0, 1.5)]}, "lost_links names rank 1.5"),
+    ],
+)
 def test_bad_what_ifs(what_if, words):
     with pytest.raises(ScheduleError, match=r"at .*test_schedules_simulate.py") as caught:
         simulate(RING, flat(8), 64, **what_if)

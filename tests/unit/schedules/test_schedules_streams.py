@@ -125,9 +125,10 @@ def test_columns_that_are_no_streams(change, message):
 
 def test_narrow_numpy_integers_are_integers():
     for args, options in (
-        (("all_gather", np.int8(16)), {}), (("gather", np.uint8(8), "binomial"), {"root": np.int8(3)}),
+        (("all_gather", np.int8(16)), {}),
+        (("gather", np.uint8(8), "binomial"), {"root": np.int8(3)}),
         (("broadcast", 4, "pipelined_chain"), {"chunks": np.int8(100), "channels": np.int8(2)}),
-    ):  # fmt: skip
+    ):
         assert build(*args, **options).prove()
     assert schedules.explain("all_reduce", np.int8(100), np.int16(64)).chosen.algorithm == "one_shot"
 
@@ -204,7 +205,7 @@ def test_reprs_say_what_they_are():
         "output[0]@2 = x0[0] + (x1[0] + x2[0])",
         "output[1]@2 = x1[1] + (x0[1] + x2[1])",
         "output[2]@2 = x2[2] + (x0[2] + x1[2])",
-    ]  # fmt: skip
+    ]
     assert build("broadcast", 2, root=1).prove().text() == "output[0]@0 = x1[0]\noutput[0]@1 = x1[0]"
     assert "8 streams: " in repr(schedule.streams())
     assert "after instruction 0 of rank 3, channel 0" in schedule.streams().text(0)

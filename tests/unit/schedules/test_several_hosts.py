@@ -71,12 +71,21 @@ OPS += [(dtype, op) for dtype in (np.float32, np.float16, fc.bfloat16, np.comple
 OPS += [(dtype, op) for dtype in (np.float64, np.float16) for op in ("max", "min")]
 
 
-@in_groups(("kind", "number", "maps"), [
-    *(pytest.param(kind, number, [MAPS[(number + turn) % len(MAPS)]], id=f"{kind}-{op}-{np.dtype(dtype)}-in turn")
-      for turn, kind in enumerate(REDUCTIONS) for number, (dtype, op) in enumerate(OPS)),
-    *(pytest.param(kind, number, MAPS, id=f"{kind}-{op}-{np.dtype(dtype)}-all", marks=pytest.mark.slow)
-      for kind in REDUCTIONS for number, (dtype, op) in enumerate(OPS)),
-])  # fmt: skip
+@in_groups(
+    ("kind", "number", "maps"),
+    [
+        *(
+            pytest.param(kind, number, [MAPS[(number + turn) % len(MAPS)]], id=f"{kind}-{op}-{np.dtype(dtype)}-in turn")
+            for turn, kind in enumerate(REDUCTIONS)
+            for number, (dtype, op) in enumerate(OPS)
+        ),
+        *(
+            pytest.param(kind, number, MAPS, id=f"{kind}-{op}-{np.dtype(dtype)}-all", marks=pytest.mark.slow)
+            for kind in REDUCTIONS
+            for number, (dtype, op) in enumerate(OPS)
+        ),
+    ],
+)
 def test_every_op_on_hosts(kind: str, number: int, maps: list[tuple[int, ...]]):
     dtype, op = OPS[number]
     options = {"all_reduce": {}, "reduce": {"root": 2}, "reduce_scatter": {"dim": 1}}[kind]
@@ -154,8 +163,10 @@ def test_all_groups_run_one_schedule(hosts: tuple[int, ...], axes: Any):
             alone = fc.make_mesh({"x": len(group)})
             named = {"hosts": schedule.host_map} if schedule.host_map else {}
             assert build(kind, len(group), schedule.algorithm, **named).digest == schedule.digest
-            same = per_device(fc.make_mesh({"x": len(group)}, hosts=along or None), lambda x, k=kind, h=schedule.algorithm:
-                getattr(fc, k)(x, "x", algorithm=h))  # fmt: skip
+            same = per_device(
+                fc.make_mesh({"x": len(group)}, hosts=along or None),
+                lambda x, k=kind, h=schedule.algorithm: getattr(fc, k)(x, "x", algorithm=h),
+            )
             if along or not schedule.host_map:
                 assert bits(run(x)[np.array(group)]) == bits(same(x[group])), (kind, how, group)
             assert alone.hosts == ()
@@ -164,8 +175,10 @@ def test_all_groups_run_one_schedule(hosts: tuple[int, ...], axes: Any):
 def test_sub_meshes_and_the_axis_of_one_host():
     mesh = fc.make_mesh({"data": 2, "model": 2}, hosts=2)
     x = np.broadcast_to(np.float32(0), (4, 1 << 18))
-    over = {axes: of(per_device(mesh, lambda x, a=axes: fc.all_reduce(x, a)).lower(x), "all_reduce") for axes in
-            ("data", "model", ("data", "model"))}  # fmt: skip
+    over = {
+        axes: of(per_device(mesh, lambda x, a=axes: fc.all_reduce(x, a)).lower(x), "all_reduce")
+        for axes in ("data", "model", ("data", "model"))
+    }
     assert over["model"].prove().left_fold and over["model"].host_map is None
     assert over["data", "model"].algorithm == "hierarchical" and over["data", "model"].host_map == (0, 0, 1, 1)
     assert mesh["data"].hosts == (0, 1)
@@ -202,9 +215,7 @@ def test_many_ranks_on_hosts_have_a_hierarchical_algorithm():
 
 def measured_profile(alpha: float = 1e-5, beta: float = 1e-9, **of_hosts: Any) -> MachineProfile:
     network = NetworkParameters(2, 2, 1e-6, alpha, beta)
-    return MachineProfile(
-        **{**vars(profile(parameters(4), measured=of_hosts.get("measured", ()))), "network": (network,)}
-    )  # fmt: skip
+    return MachineProfile(**{**vars(profile(parameters(4), measured=of_hosts.get("measured", ()))), "network": (network,)})
 
 
 PROFILES = [measured_profile(alpha, beta) for alpha, beta in ((0.0, 1e-6), (1e-6, 1e-12), (1e-2, 0.0))]
@@ -274,17 +285,27 @@ def test_topologies_of_hosts():
 
 MACHINES = [
     (Link("memory", 1e-7, 1e-10, shared=True), Link("wire", 3e-5, 8e-9), 1e-10, one_port, memory)
-    for one_port in (False, True) for memory in (False, True)
-]  # fmt: skip
+    for one_port in (False, True)
+    for memory in (False, True)
+]
 
 
 def machine_of(hosts: tuple[int, ...], given: Any) -> Topology:
     host, network, gamma, one_port, memory = given
     size = np.bincount(hosts).tolist()
     return Topology(
-        "test", len(size), max(size), host, network, gamma, placement=hosts, one_port=one_port, memory=memory,
-        start=2e-6 if memory else 0.0, caches=((1e6, 2.0),) if memory else (),
-    )  # fmt: skip
+        "test",
+        len(size),
+        max(size),
+        host,
+        network,
+        gamma,
+        placement=hosts,
+        one_port=one_port,
+        memory=memory,
+        start=2e-6 if memory else 0.0,
+        caches=((1e6, 2.0),) if memory else (),
+    )
 
 
 @pytest.mark.parametrize("given", MACHINES, ids=lambda given: f"one_port={given[3]} memory={given[4]}")
@@ -332,8 +353,11 @@ def test_profiles_hold_networks():
     without = found.to_json()
     del without["network"], without["measured"][0]["hosts"]  # as before there were any
     assert MachineProfile.from_json(without).network == ()
-    for name, wrong in (("network", [{"hosts": 1, "ranks_per_host": 1, "start": 0, "alpha": 0, "beta": 0}]), ("network", {}),
-                        ("network", [{"hosts": 2, "ranks_per_host": 1, "start": -1, "alpha": 0, "beta": 0}])):  # fmt: skip
+    for name, wrong in (
+        ("network", [{"hosts": 1, "ranks_per_host": 1, "start": 0, "alpha": 0, "beta": 0}]),
+        ("network", {}),
+        ("network", [{"hosts": 2, "ranks_per_host": 1, "start": -1, "alpha": 0, "beta": 0}]),
+    ):
         with pytest.raises(ValueError, match="its "):
             MachineProfile.from_json({**found.to_json(), name: wrong})
     bad = found.to_json()

@@ -55,11 +55,16 @@ def numbers(found):
 
 
 truths = st.builds(
-    HostParameters, st.just(2), st.floats(1e-7, 1e-5), st.floats(5e-8, 5e-6), st.floats(2e-11, 1e-9), st.floats(1e-11, 1e-9),
+    HostParameters,
+    st.just(2),
+    st.floats(1e-7, 1e-5),
+    st.floats(5e-8, 5e-6),
+    st.floats(2e-11, 1e-9),
+    st.floats(1e-11, 1e-9),
     st.tuples(
         st.tuples(st.floats(2.0**17, 2.0**19), st.floats(0.5, 4.0)), st.tuples(st.floats(2.0**21, 2.0**23), st.floats(2.0, 8.0))
     ),
-)  # fmt: skip
+)
 
 
 @given(truths, st.integers(2, 5))
@@ -122,8 +127,14 @@ def test_cases_have_sizes_that_ranks_can_share():
 
 def test_numbers_of_ranks_and_sizes_that_fit():
     assert [default_ranks(n) for n in (1, 2, 3, 4, 8, 12, 64)] == [
-        [2], [2, 4], [2, 6], [2, 4, 8], [2, 4, 8], [2, 4, 8], [2, 4, 8, 16]
-    ]  # fmt: skip
+        [2],
+        [2, 4],
+        [2, 6],
+        [2, 4, 8],
+        [2, 4, 8],
+        [2, 4, 8],
+        [2, 4, 8, 16],
+    ]
     assert fitting_sizes(SIZES, 4, 1 << 40) == SIZES and fitting_sizes(SIZES, 4, 32 << 20) == SIZES[:-2]
 
 
@@ -226,17 +237,22 @@ def test_a_profile_is_shown_and_deleted(cache, capsys):
     assert (code, err) == (0, "") and said.startswith(f"Deleted {path}.") and list(path.parent.iterdir()) == []
     assert tune(capsys, "--delete") == (1, "", f"funccoll tune: there is no machine profile {path}.\n")
     assert tune(capsys, "--show") == (
-        1, "", f"funccoll tune: there is no machine profile {path}: `funccoll tune` measures this host.\n",
-    )  # fmt: skip
+        1,
+        "",
+        f"funccoll tune: there is no machine profile {path}: `funccoll tune` measures this host.\n",
+    )
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["-n", "1"], "'1' must be numbers of ranks from 2 to 256, such as 2 or 2,4"),
-    (["-n", "2,x"], "'2,x' must be numbers of ranks"),
-    (["-n", "2,999"], "'2,999' must be numbers of ranks"),
-    (["--fast"], "unrecognized arguments: --fast"),
-    (["--show", "--delete"], "not allowed with argument"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-n", "1"], "'1' must be numbers of ranks from 2 to 256, such as 2 or 2,4"),
+        (["-n", "2,x"], "'2,x' must be numbers of ranks"),
+        (["-n", "2,999"], "'2,999' must be numbers of ranks"),
+        (["--fast"], "unrecognized arguments: --fast"),
+        (["--show", "--delete"], "not allowed with argument"),
+    ],
+)
 def test_options_that_do_not_exist(capsys, words, said):
     code, out, err = tune(capsys, *words)
     assert (code, out) == (2, "") and said in err and "[--quick]" in err
@@ -257,9 +273,14 @@ def test_a_busy_machine_is_refused(cache, capsys, monkeypatch):
 def test_a_place_that_cannot_be_written_is_named_before_anything_is_measured(cache, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(tune_command, "measure", None)
     code, out, err = tune(capsys, "--quick", "--anyway", "--out", str(tmp_path / "no" / "profile.json"))
-    assert (code, out, err) == (1, "", (
-        f"funccoll tune: the machine profile cannot be kept: there is no folder {tmp_path}/no. Name another file with --out.\n"
-    ))  # fmt: skip
+    assert (code, out, err) == (
+        1,
+        "",
+        (
+            f"funccoll tune: the machine profile cannot be kept: there is no folder {tmp_path}/no. Name another "
+            "file with --out.\n"
+        ),
+    )
 
 
 def test_a_file_that_is_ignored_is_shown_with_the_reason(cache, capsys):
@@ -336,10 +357,16 @@ def test_the_model_is_compared_with_real_processes(tmp_path):
 # ---------------------------------------------------------------- direct reads
 
 
-@pytest.mark.parametrize(("gains", "least"), [
-    ([0.5, 0.9, 1.2, 2.0], 4), ([0.5, 1.1, 0.99, 2.0], 2), ([0.9, 0.8, 0.9, 0.99], 0), ([2.0, 1.5, 1.0, 0.9], 1),
-    ([0.5, 3.0, 0.2, 0.9], 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gains", "least"),
+    [
+        ([0.5, 0.9, 1.2, 2.0], 4),
+        ([0.5, 1.1, 0.99, 2.0], 2),
+        ([0.9, 0.8, 0.9, 0.99], 0),
+        ([2.0, 1.5, 1.0, 0.9], 1),
+        ([0.5, 3.0, 0.2, 0.9], 0),
+    ],
+)
 def test_direct_reads_begin_where_they_gain_most(gains, least):
     assert least_bytes((1, 2, 4, 8), gains) == least
 

@@ -86,11 +86,15 @@ def test_an_error_has_the_line():
 @pytest.mark.parametrize(
     "draw",
     [
-        lambda: np.random.rand(), lambda: np.random.seed(3), lambda: np.random.shuffle([1, 2, 3]),
-        lambda: np.random.bytes(1), lambda: np.random.rand(624 * 312), lambda: np.random.choice(4),
+        lambda: np.random.rand(),
+        lambda: np.random.seed(3),
+        lambda: np.random.shuffle([1, 2, 3]),
+        lambda: np.random.bytes(1),
+        lambda: np.random.rand(624 * 312),
+        lambda: np.random.choice(4),
         lambda: np.random.randint(9),
     ],
-)  # fmt: skip
+)
 def test_what_moves_the_state(draw):
     def f(x):
         draw()

@@ -20,9 +20,18 @@ def test_gradient_of_a_varying_loss():
         return run(step)
 
     wrong(
-        VaryingError, call, "grad of loss", "varies over axis 'data'", "params['w']", "f32[]", "sum of the losses",
-        "fc.all_reduce(loss, 'data', op=\"mean\")", "fc.data_parallel", "fc.pvary", line=5,
-    )  # fmt: skip
+        VaryingError,
+        call,
+        "grad of loss",
+        "varies over axis 'data'",
+        "params['w']",
+        "f32[]",
+        "sum of the losses",
+        "fc.all_reduce(loss, 'data', op=\"mean\")",
+        "fc.data_parallel",
+        "fc.pvary",
+        line=5,
+    )
 
 
 def _columns_and_rows(p, x):
@@ -85,7 +94,7 @@ def test_a_forgotten_partial_sum_in_data_parallel():
 
     step = fc.jit(
         lambda p, x: fc.value_and_grad(fc.data_parallel(loss))(p, x)[0], mesh=mesh, in_specs=(specs, P("data")), out_specs=P()
-    )  # fmt: skip
+    )
     with pytest.raises(VaryingError) as caught:
         step({name: np.ones((4, 4)) for name in specs}, np.ones((2, 4)))
     line = loss.__code__.co_firstlineno + 1
@@ -141,7 +150,7 @@ def test_where_a_loss_begins_to_vary():
             step(np.ones((2, 2)), np.ones((8, 2)))
         return str(caught.value).split("\n")[0].split("sum of the losses along ")[1]
 
-    mean = 'fc.all_reduce(loss, \'data\', op="mean")'
+    mean = "fc.all_reduce(loss, 'data', op=\"mean\")"
     batch = of(lambda w, x: np.mean(np.tanh(x @ w) @ w))
     assert "It varies since the matmul of a value from outside of <lambda>, f64[4,2]{data}, at test_gradient_errors" in batch
     assert f"Reduce the loss inside <lambda> ({mean})" in batch
@@ -152,7 +161,7 @@ def test_where_a_loss_begins_to_vary():
     assert "Is the matmul of a value from outside of <lambda>, f64[4,2]{data}, at test_gradient_errors" in both
     assert both.endswith(f"there; if each device has examples of its own instead, reduce the loss: {mean}.")
     for axes in (("data", "model"), ("model", "data")):
-        assert 'fc.all_reduce(loss, (\'data\', \'model\'), op="mean")' in of(lambda w, x: np.mean(x @ w), axes)
+        assert "fc.all_reduce(loss, ('data', 'model'), op=\"mean\")" in of(lambda w, x: np.mean(x @ w), axes)
 
 
 def test_what_grad_does_not_take():
@@ -185,11 +194,14 @@ def test_cotangents_that_do_not_fit():
 @pytest.mark.parametrize(
     ("kind", "hook", "part"),
     [
-        (PytreeError, lambda g: tuple(g), "one gradient for each value"), (PytreeError, lambda g: None, ": result is None"),
-        (VaryingError, lambda g: g, "all_reduce it"), (TraceError, 3, "takes a function"),
-        (VaryingError, lambda g: [np.zeros(3)], "shape and dtype"), (DTypeError, lambda g: ["a"], "text is not an array"),
+        (PytreeError, lambda g: tuple(g), "one gradient for each value"),
+        (PytreeError, lambda g: None, ": result is None"),
+        (VaryingError, lambda g: g, "all_reduce it"),
+        (TraceError, 3, "takes a function"),
+        (VaryingError, lambda g: [np.zeros(3)], "shape and dtype"),
+        (DTypeError, lambda g: ["a"], "text is not an array"),
     ],
-)  # fmt: skip
+)
 def test_grad_hooks_that_do_not_fit(kind, hook, part):
     def step(x):
         def loss(w):
@@ -246,8 +258,11 @@ def test_data_parallel_says_what_it_takes():
         wrong(ShapeError, lambda: fc.data_parallel(np.sum, bucket_cap_mb=size), "bucket_cap_mb", repr(size), "MiB")
     for bad in (lambda w, x: w * x, lambda w, x: None, lambda w, x: "a", lambda w, x: np.sum(x > w)):
         wrong(
-            TraceError, lambda: run(lambda x: fc.data_parallel(bad)(np.float32(1), x), out=P()),
-            "data_parallel", "real floating-point scalar", "np.mean",
-        )  # fmt: skip
+            TraceError,
+            lambda: run(lambda x: fc.data_parallel(bad)(np.float32(1), x), out=P()),
+            "data_parallel",
+            "real floating-point scalar",
+            "np.mean",
+        )
     loss = fc.data_parallel(lambda w, x: np.sum(w * x))
     wrong(fc.FunccollError, lambda: loss(X, X), "outside a mesh")

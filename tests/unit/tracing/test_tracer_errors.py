@@ -120,9 +120,15 @@ def test_a_value_that_is_printed_while_tracing_names_debug_print_first(what):
     assert remedy.startswith('Print it with fc.debug.print("{:.3f}", x)')
 
 
-@pytest.mark.parametrize("body", [
-    lambda x, n: x.reshape(n), lambda x, n: list(n), lambda x, n: np.sum(x, axis=n), lambda x, n: np.split(x, n),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x, n: x.reshape(n),
+        lambda x, n: list(n),
+        lambda x, n: np.sum(x, axis=n),
+        lambda x, n: np.split(x, n),
+    ],
+)
 def test_a_traced_number_where_a_known_one_is_needed(body):
     with pytest.raises(TraceError, match=r"a traced number of type i64\[\].*static arg.*fc\.fori_loop\(0, n, body, init\)"):
         fc.jit(body)(np.arange(4.0), np.int64(2))
@@ -327,12 +333,17 @@ def test_a_failed_trace_leaves_nothing_behind():
 @pytest.mark.parametrize(
     ("value", "part"),
     [
-        (np.array([object()]), "Python objects"), (np.array(["a"]), "text"), (np.array([b"a"]), "text"), ("a", "text"),
-        (np.array(["2020-01-01"], "M8[D]"), "astype(np.int64)"), (np.zeros(1, "m8[s]"), "astype(np.int64)"),
-        (np.zeros(2, np.longdouble), "astype(np.float64)"), (np.zeros(2, np.clongdouble), "astype(np.complex128)"),
+        (np.array([object()]), "Python objects"),
+        (np.array(["a"]), "text"),
+        (np.array([b"a"]), "text"),
+        ("a", "text"),
+        (np.array(["2020-01-01"], "M8[D]"), "astype(np.int64)"),
+        (np.zeros(1, "m8[s]"), "astype(np.int64)"),
+        (np.zeros(2, np.longdouble), "astype(np.float64)"),
+        (np.zeros(2, np.clongdouble), "astype(np.complex128)"),
         (np.zeros(2, [("a", "f4")]), "dict of arrays"),
     ],
-)  # fmt: skip
+)
 def test_dtypes_that_are_not_carried(value, part):
     f = fc.jit(lambda x, batch: x)
     dtype = str(np.asarray(value).dtype)

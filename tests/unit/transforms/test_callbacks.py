@@ -63,12 +63,15 @@ def test_the_program_and_the_function_keep_their_memory_apart():
     assert np.array_equal(kept, np.ones(8)) and np.array_equal(X, np.arange(8.0))
 
 
-@pytest.mark.parametrize(("result", "types", "error", "match"), [
-    (np.ones(3), fc.ArrayType((2,), F64), ShapeError, r"float64\[3\], and float64\[2\] was stated\. Convert it in callee"),
-    (np.ones(2, np.float32), fc.ArrayType((2,), F64), ShapeError, r"of type float32\[2\], and float64\[2\] was stated"),
-    ([np.ones(2)], fc.ArrayType((2,), F64), PytreeError, "result is a list of 1, and result_types has one value"),
-    ((np.ones(2), 1), (fc.ArrayType((2,), F64), fc.ArrayType((), F64)), ShapeError, r"result 1 of type int64\[\]"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("result", "types", "error", "match"),
+    [
+        (np.ones(3), fc.ArrayType((2,), F64), ShapeError, r"float64\[3\], and float64\[2\] was stated\. Convert it in callee"),
+        (np.ones(2, np.float32), fc.ArrayType((2,), F64), ShapeError, r"of type float32\[2\], and float64\[2\] was stated"),
+        ([np.ones(2)], fc.ArrayType((2,), F64), PytreeError, "result is a list of 1, and result_types has one value"),
+        ((np.ones(2), 1), (fc.ArrayType((2,), F64), fc.ArrayType((), F64)), ShapeError, r"result 1 of type int64\[\]"),
+    ],
+)
 def test_results_of_another_type(result, types, error, match):
     def callee(x):
         return result
@@ -139,9 +142,12 @@ def example():
         return x
 
     return fc.custom_primitive(
-        "softsign", lambda x: x / (1 + abs(x)), types=softsign_types,
-        vjp=lambda ct, inputs, output: [ct * np.square(1 - np.abs(output))], batch="elementwise",
-    )  # fmt: skip
+        "softsign",
+        lambda x: x / (1 + abs(x)),
+        types=softsign_types,
+        vjp=lambda ct, inputs, output: [ct * np.square(1 - np.abs(output))],
+        batch="elementwise",
+    )
 
 
 def test_the_example_is_the_documentations():
@@ -252,21 +258,35 @@ def tangent_by(jvp):
     return fc.jvp(fc.custom_primitive("f", np.sin, types=lambda x: x, jvp=jvp), (X,), (X,))
 
 
-@pytest.mark.parametrize(("define", "match"), [
-    (lambda: fc.custom_primitive("sin", np.sin, types=lambda x: x), r"funccoll has a primitive of this name\. Choose another"),
-    (lambda: fc.custom_primitive("a b", np.sin, types=lambda x: x), r"the name is an identifier"),
-    (lambda: fc.custom_primitive("f", 3, types=lambda x: x), r"custom_primitive\('f', function\) takes a function, not 3"),
-    (lambda: fc.custom_primitive("f", np.sin, types=X), r"custom_primitive\('f', types=\.\.\.\) takes a function"),
-    (lambda: fc.custom_primitive("f", np.sin, types=lambda x: x, batch="loop"), r"it is 'elementwise', a function or None"),
-    (lambda: fc.custom_primitive("f", np.sin, types=lambda x: x.shape)(X), r"type rule of f returned \(8,\): it returns an fc"),
-    (lambda: fc.custom_primitive("f", np.sin, types=lambda x, **p: x)(X, n=[1]), r"f: parameters are hashable"),
-    (lambda: fc.custom_primitive("f", lambda x: 1, types=lambda x: [x, x], multiple=True)(X), r"states 2 results"),
-    (lambda: gradient_by(lambda ct, inputs, output: ct), r"the vjp of f returns one cotangent, or None, for each of its 1"),
-    (lambda: gradient_by(lambda ct, inputs, output: [ct[:2]]),
-     r"returned a cotangent of type float64\[2\] for an input of type float64\[8\]"),
-    (lambda: tangent_by(lambda ts, inputs, output: ts[0][:2]), r"a tangent of type float64\[2\] for an output of type float64"),
-    (lambda: tangent_by(X), r"custom_primitive\('f', jvp=\.\.\.\) takes a function"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("define", "match"),
+    [
+        (
+            lambda: fc.custom_primitive("sin", np.sin, types=lambda x: x),
+            r"funccoll has a primitive of this name\. Choose another",
+        ),
+        (lambda: fc.custom_primitive("a b", np.sin, types=lambda x: x), r"the name is an identifier"),
+        (lambda: fc.custom_primitive("f", 3, types=lambda x: x), r"custom_primitive\('f', function\) takes a function, not 3"),
+        (lambda: fc.custom_primitive("f", np.sin, types=X), r"custom_primitive\('f', types=\.\.\.\) takes a function"),
+        (lambda: fc.custom_primitive("f", np.sin, types=lambda x: x, batch="loop"), r"it is 'elementwise', a function or None"),
+        (
+            lambda: fc.custom_primitive("f", np.sin, types=lambda x: x.shape)(X),
+            r"type rule of f returned \(8,\): it returns an fc",
+        ),
+        (lambda: fc.custom_primitive("f", np.sin, types=lambda x, **p: x)(X, n=[1]), r"f: parameters are hashable"),
+        (lambda: fc.custom_primitive("f", lambda x: 1, types=lambda x: [x, x], multiple=True)(X), r"states 2 results"),
+        (lambda: gradient_by(lambda ct, inputs, output: ct), r"the vjp of f returns one cotangent, or None, for each of its 1"),
+        (
+            lambda: gradient_by(lambda ct, inputs, output: [ct[:2]]),
+            r"returned a cotangent of type float64\[2\] for an input of type float64\[8\]",
+        ),
+        (
+            lambda: tangent_by(lambda ts, inputs, output: ts[0][:2]),
+            r"a tangent of type float64\[2\] for an output of type float64",
+        ),
+        (lambda: tangent_by(X), r"custom_primitive\('f', jvp=\.\.\.\) takes a function"),
+    ],
+)
 def test_bad_definitions(define, match):
     with pytest.raises(TraceError, match=match):
         define()

@@ -25,8 +25,15 @@ from tests.support.groups import in_groups
 from tests.support.refused_loops import refused
 
 OURS = SimpleNamespace(
-    scan=fc.scan, while_loop=fc.while_loop, fori_loop=fc.fori_loop, cond=fc.cond, switch=fc.switch, grad=fc.grad,
-    jvp=fc.jvp, vmap=fc.vmap, asarray=fc.asarray,
+    scan=fc.scan,
+    while_loop=fc.while_loop,
+    fori_loop=fc.fori_loop,
+    cond=fc.cond,
+    switch=fc.switch,
+    grad=fc.grad,
+    jvp=fc.jvp,
+    vmap=fc.vmap,
+    asarray=fc.asarray,
 )
 ONE = fc.make_mesh({"d": 1})
 TWO = fc.make_mesh({"d": 2})
@@ -64,8 +71,15 @@ def jax_results():
     def find(name):
         fn, arguments = ALL[name]
         theirs = SimpleNamespace(
-            scan=lax.scan, while_loop=lax.while_loop, fori_loop=lax.fori_loop, cond=lax.cond, switch=lax.switch, grad=jax.grad,
-            jvp=jax.jvp, vmap=jax.vmap, asarray=jax.numpy.asarray,
+            scan=lax.scan,
+            while_loop=lax.while_loop,
+            fori_loop=lax.fori_loop,
+            cond=lax.cond,
+            switch=lax.switch,
+            grad=jax.grad,
+            jvp=jax.jvp,
+            vmap=jax.vmap,
+            asarray=jax.numpy.asarray,
         )
         of = lambda *args: fn(jax.numpy, theirs, *args)
 
@@ -203,39 +217,66 @@ def test_results_of_branches_that_are_python_scalars():
 ROWS = control_cases.ROWS
 
 
-@in_groups(("error", "match", "call"), [
-    (ShapeError, r"the carry enters <lambda> as f64\[4\] and leaves it as f64\[8\]",
-     lambda: fc.scan(lambda c, x: (np.concatenate([c, x]), None), np.zeros(4), ROWS)),
-    (DTypeError, r"the carry\['n'\] enters <lambda> as f64\[\] and leaves it as f32\[\].*astype\(np.float64\)",
-     lambda: fc.scan(lambda c, x: ({"n": c["n"].astype(np.float32)}, None), {"n": np.float64(0)}, ROWS)),
-    (PytreeError, r"and init must have one structure: carry .*'a'.*, and init has",
-     lambda: fc.scan(lambda c, x: ({"a": c}, None), np.zeros(4), ROWS)),
-    (TraceError, r"<lambda> must return \(carry, y\), not", lambda: fc.scan(lambda c, x: c, np.zeros(4), ROWS)),
-    (ShapeError, r"first dimensions differ: xs\['a'\] has 5, xs\['b'\] has 4",
-     lambda: fc.scan(lambda c, x: (c, None), 0.0, {"a": ROWS, "b": ROWS[1:]})),
-    (ShapeError, r"first dimensions differ: xs has 5, length is 3", lambda: fc.scan(lambda c, x: (c, None), 0.0, ROWS, 3)),
-    (ShapeError, r"xs is a scalar", lambda: fc.scan(lambda c, x: (c, None), 0.0, 3.0)),
-    (TraceError, r"without xs, length= must say", lambda: fc.scan(lambda c, x: (c, None), 0.0)),
-    (TraceError, r"length=-1", lambda: fc.scan(lambda c, x: (c, None), 0.0, None, -1)),
-    (TraceError, r"scan takes a function, not 3", lambda: fc.scan(3, 0.0, ROWS)),
-    (ShapeError, r"cond: result\[0\] is f64\[4\] of <lambda> and f64\[3\] of <lambda>",
-     lambda: fc.cond(True, lambda x: (x[0],), lambda x: (x[0, 1:],), ROWS)),
-    (DTypeError, r"cond: result is f64\[5,4\] of <lambda> and i64\[5,4\] of <lambda>",
-     lambda: fc.cond(True, lambda x: x, lambda x: x.astype(int), ROWS)),
-    (DTypeError, r"cond: result is i32\[\] of <lambda> and f64", lambda: fc.cond(True, lambda: np.int32(1), lambda: 2.5)),
-    (DTypeError, r"cond: result is bool\[\] of <lambda> and i64\[\] of", lambda: fc.cond(True, lambda: True, lambda: 2)),
-    (DTypeError, r"fori_loop: the carry enters", lambda: fc.fori_loop(0, 3, lambda i, v: v + 0.5, np.int64(1))),
-    (TraceError, r"branches is a list or tuple of functions, not 3", lambda: fc.switch(0, 3)),
-    (PytreeError, "branches must return one structure: result of <lambda> is a tuple of 1",
-     lambda: fc.cond(True, lambda x: x, lambda x: (x,), ROWS)),
-    (ShapeError, r"predicate has type bool\[4\], and must be a scalar", lambda: fc.cond(ROWS[0] > 0, lambda: 1, lambda: 2)),
-    (PytreeError, r"must return one boolean", lambda: fc.while_loop(lambda c: (c > 0, c), lambda c: c, 1.0)),
-    (TraceError, r"there are no branches", lambda: fc.switch(0, [])),
-    (DTypeError, r"the index has type f64\[\]", lambda: fc.switch(0.5, [lambda: 1])),
-    (DTypeError, r"upper has type f64\[\]", lambda: fc.fori_loop(0, 2.5, lambda i, c: c, 1)),
-    (UnsupportedError, r"while_loop has no reverse-mode gradient.*fc.scan",
-     lambda: fc.grad(lambda x: fc.while_loop(lambda c: c < 10, lambda c: c * 2, x))(1.0)),
-])  # fmt: skip
+@in_groups(
+    ("error", "match", "call"),
+    [
+        (
+            ShapeError,
+            r"the carry enters <lambda> as f64\[4\] and leaves it as f64\[8\]",
+            lambda: fc.scan(lambda c, x: (np.concatenate([c, x]), None), np.zeros(4), ROWS),
+        ),
+        (
+            DTypeError,
+            r"the carry\['n'\] enters <lambda> as f64\[\] and leaves it as f32\[\].*astype\(np.float64\)",
+            lambda: fc.scan(lambda c, x: ({"n": c["n"].astype(np.float32)}, None), {"n": np.float64(0)}, ROWS),
+        ),
+        (
+            PytreeError,
+            r"and init must have one structure: carry .*'a'.*, and init has",
+            lambda: fc.scan(lambda c, x: ({"a": c}, None), np.zeros(4), ROWS),
+        ),
+        (TraceError, r"<lambda> must return \(carry, y\), not", lambda: fc.scan(lambda c, x: c, np.zeros(4), ROWS)),
+        (
+            ShapeError,
+            r"first dimensions differ: xs\['a'\] has 5, xs\['b'\] has 4",
+            lambda: fc.scan(lambda c, x: (c, None), 0.0, {"a": ROWS, "b": ROWS[1:]}),
+        ),
+        (ShapeError, r"first dimensions differ: xs has 5, length is 3", lambda: fc.scan(lambda c, x: (c, None), 0.0, ROWS, 3)),
+        (ShapeError, r"xs is a scalar", lambda: fc.scan(lambda c, x: (c, None), 0.0, 3.0)),
+        (TraceError, r"without xs, length= must say", lambda: fc.scan(lambda c, x: (c, None), 0.0)),
+        (TraceError, r"length=-1", lambda: fc.scan(lambda c, x: (c, None), 0.0, None, -1)),
+        (TraceError, r"scan takes a function, not 3", lambda: fc.scan(3, 0.0, ROWS)),
+        (
+            ShapeError,
+            r"cond: result\[0\] is f64\[4\] of <lambda> and f64\[3\] of <lambda>",
+            lambda: fc.cond(True, lambda x: (x[0],), lambda x: (x[0, 1:],), ROWS),
+        ),
+        (
+            DTypeError,
+            r"cond: result is f64\[5,4\] of <lambda> and i64\[5,4\] of <lambda>",
+            lambda: fc.cond(True, lambda x: x, lambda x: x.astype(int), ROWS),
+        ),
+        (DTypeError, r"cond: result is i32\[\] of <lambda> and f64", lambda: fc.cond(True, lambda: np.int32(1), lambda: 2.5)),
+        (DTypeError, r"cond: result is bool\[\] of <lambda> and i64\[\] of", lambda: fc.cond(True, lambda: True, lambda: 2)),
+        (DTypeError, r"fori_loop: the carry enters", lambda: fc.fori_loop(0, 3, lambda i, v: v + 0.5, np.int64(1))),
+        (TraceError, r"branches is a list or tuple of functions, not 3", lambda: fc.switch(0, 3)),
+        (
+            PytreeError,
+            "branches must return one structure: result of <lambda> is a tuple of 1",
+            lambda: fc.cond(True, lambda x: x, lambda x: (x,), ROWS),
+        ),
+        (ShapeError, r"predicate has type bool\[4\], and must be a scalar", lambda: fc.cond(ROWS[0] > 0, lambda: 1, lambda: 2)),
+        (PytreeError, r"must return one boolean", lambda: fc.while_loop(lambda c: (c > 0, c), lambda c: c, 1.0)),
+        (TraceError, r"there are no branches", lambda: fc.switch(0, [])),
+        (DTypeError, r"the index has type f64\[\]", lambda: fc.switch(0.5, [lambda: 1])),
+        (DTypeError, r"upper has type f64\[\]", lambda: fc.fori_loop(0, 2.5, lambda i, c: c, 1)),
+        (
+            UnsupportedError,
+            r"while_loop has no reverse-mode gradient.*fc.scan",
+            lambda: fc.grad(lambda x: fc.while_loop(lambda c: c < 10, lambda c: c * 2, x))(1.0),
+        ),
+    ],
+)
 def test_bad_input_is_refused(error, match, call):
     refused(error, match, call)
 
@@ -248,11 +289,14 @@ def test_a_gradient_past_a_while_loop_needs_none_of_it():
 REDUCED = lambda x: fc.pvary(fc.all_reduce(x, "d"), "d")
 
 
-@pytest.mark.parametrize(("what", "call"), [
-    ("cond whose predicate", lambda x: fc.cond(fc.axis_index("d") == 0, REDUCED, lambda x: x, x)),
-    ("switch whose index", lambda x: fc.switch(fc.axis_index("d"), [REDUCED, lambda x: x], x)),
-    ("while_loop whose condition", lambda x: fc.while_loop(lambda c: c[0] < 3, lambda c: c + REDUCED(c), x)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("what", "call"),
+    [
+        ("cond whose predicate", lambda x: fc.cond(fc.axis_index("d") == 0, REDUCED, lambda x: x, x)),
+        ("switch whose index", lambda x: fc.switch(fc.axis_index("d"), [REDUCED, lambda x: x], x)),
+        ("while_loop whose condition", lambda x: fc.while_loop(lambda c: c[0] < 3, lambda c: c + REDUCED(c), x)),
+    ],
+)
 def test_collectives_are_refused_where_devices_decide_differently(what, call):
     step = fc.jit(call, mesh=TWO, in_specs=P("d"), out_specs=P("d"))
     refused(VaryingError, f"over axis 'd' inside a {what} varies over it", step.lower, np.ones(4))
@@ -267,12 +311,15 @@ def test_an_exception_in_a_loop_names_the_line():
     assert any("in <lambda>" in note and __file__ in note for note in caught.value.__notes__)
 
 
-@pytest.mark.parametrize(("call", "words"), [
-    (lambda: fc.scan(lambda c, x: (c, x), 0.0, X, reverse="no"), "reverse='no' must be True or False"),
-    (lambda: fc.scan(lambda c, x: (c, x), 0.0, X, unroll=0), "unroll=0 must be a positive integer"),
-    (lambda: fc.cond(False, lambda: np.uint8(1), lambda: 300), "cond: the Python integer 300 does not fit uint8"),
-    (lambda: fc.scan(lambda c, x: (np.uint8(1), c), -1, X), "scan: the Python integer -1 does not fit uint8"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: fc.scan(lambda c, x: (c, x), 0.0, X, reverse="no"), "reverse='no' must be True or False"),
+        (lambda: fc.scan(lambda c, x: (c, x), 0.0, X, unroll=0), "unroll=0 must be a positive integer"),
+        (lambda: fc.cond(False, lambda: np.uint8(1), lambda: 300), "cond: the Python integer 300 does not fit uint8"),
+        (lambda: fc.scan(lambda c, x: (np.uint8(1), c), -1, X), "scan: the Python integer -1 does not fit uint8"),
+    ],
+)
 def test_values_that_would_be_taken_for_others(call, words):
     for run in (lambda: call(), lambda: fc.jit(call)()):
         with pytest.raises(FunccollError, match=re.escape(words)):

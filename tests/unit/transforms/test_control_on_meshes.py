@@ -32,7 +32,10 @@ def test_collectives_in_a_scan():
     w, xs = control_cases.values(3, 3), control_cases.values(6, 4, 3)
     steps = [
         fc.jit(
-            fc.value_and_grad(recurrent, (0, 1)), mesh=mesh, in_specs=(P(), P(None, "d")), out_specs=(P(), (P(), P(None, "d"))),
+            fc.value_and_grad(recurrent, (0, 1)),
+            mesh=mesh,
+            in_specs=(P(), P(None, "d")),
+            out_specs=(P(), (P(), P(None, "d"))),
         )
         for mesh in (ONE, TWO)
     ]
@@ -93,7 +96,7 @@ ON_FIRST = {
     "in two": lambda w, x: fc.cond(w[0] > 0, lambda: fc.cond(w[1] > 9, lambda: w[0], lambda: w[1] ** 2), lambda: 0.0),
     "checkpointed": lambda w, x: fc.checkpoint(lambda w: np.sin(w * w[0]).sum())(w),
     "by a rule": lambda w, x: sine(w * w).sum(),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ON_FIRST)
@@ -119,6 +122,7 @@ def test_gradients_of_what_is_equal_on_devices_that_decide_differently(name, cap
 
 def test_devices_compute_only_what_they_decide():
     """With the values of a device that decides otherwise, a branch would index past the end, and a loop would never end."""
+
     def element(x):
         i = fc.axis_index("d")
         return fc.cond(i == 0, lambda: x[i * 9], lambda: x[1])[None]
@@ -175,12 +179,19 @@ def test_the_varying_of_a_carry_grows_until_it_fits():
 GATHERED = lambda c: np.sum(fc.all_gather(c * 2, "d")) + c
 
 
-@pytest.mark.parametrize(("init", "loop"), [
-    ("init_val of fori_loop", lambda c, x: fc.fori_loop(0, 2, lambda i, c: GATHERED(c) + x, c)),
-    ("init_val['c'] of while_loop", lambda c, x: fc.while_loop(
-        lambda v: v["n"] < 2, lambda v: {"n": v["n"] + 1, "c": GATHERED(v["c"]) + x}, {"n": 0, "c": c})["c"]),
-    ("init[1] of scan", lambda c, x: fc.scan(lambda v, _: ((v[0], GATHERED(v[1]) + x), None), (x, c), None, 2)[0][1]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("init", "loop"),
+    [
+        ("init_val of fori_loop", lambda c, x: fc.fori_loop(0, 2, lambda i, c: GATHERED(c) + x, c)),
+        (
+            "init_val['c'] of while_loop",
+            lambda c, x: fc.while_loop(
+                lambda v: v["n"] < 2, lambda v: {"n": v["n"] + 1, "c": GATHERED(v["c"]) + x}, {"n": 0, "c": c}
+            )["c"],
+        ),
+        ("init[1] of scan", lambda c, x: fc.scan(lambda v, _: ((v[0], GATHERED(v[1]) + x), None), (x, c), None, 2)[0][1]),
+    ],
+)
 def test_a_carry_that_begins_equal_names_its_beginning(init, loop):
     """A collective reads it before an iteration has made it vary: copies are not the remedy, the sharded beginning is."""
     step = lambda c: fc.jit(lambda x: loop(c(), x), mesh=TWO, in_specs=P("d"), out_specs=P("d"))
@@ -200,8 +211,10 @@ def test_a_collective_on_what_a_loop_has_reduced_is_not_blamed_on_the_carry():
 
 def test_integer_arrays_as_a_carry():
     """Arrays of NumPy's keep their dtype as carries, unlike Python scalars."""
-    for loop in (lambda x: fc.fori_loop(0, 2, lambda i, c: c + x, np.zeros(2, int)),
-                 lambda x: fc.while_loop(lambda c: c[0] < 2, lambda c: c + x, np.zeros(2, int))):  # fmt: skip
+    for loop in (
+        lambda x: fc.fori_loop(0, 2, lambda i, c: c + x, np.zeros(2, int)),
+        lambda x: fc.while_loop(lambda c: c[0] < 2, lambda c: c + x, np.zeros(2, int)),
+    ):
         assert np.asarray(fc.jit(loop)(np.array([1, 2]))).tolist() == [2, 4]
 
 

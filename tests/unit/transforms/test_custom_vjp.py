@@ -29,10 +29,17 @@ def make():
     return rule.defvjp(forward, lambda rest, ct: (10 * ct, *(None for _ in rest))), seen
 
 
-@pytest.mark.parametrize(("call", "rest"), [
-    (lambda f, x: f(x), 0), (lambda f, x: f(x=x), 0), (lambda f, x: f(x, factor=3.0), 1), (lambda f, x: f(x, shift=1.0), 2),
-    (lambda f, x: f(shift=1.0, x=x), 2), (lambda f, x: f(x, 3.0, 1.0), 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("call", "rest"),
+    [
+        (lambda f, x: f(x), 0),
+        (lambda f, x: f(x=x), 0),
+        (lambda f, x: f(x, factor=3.0), 1),
+        (lambda f, x: f(x, shift=1.0), 2),
+        (lambda f, x: f(shift=1.0, x=x), 2),
+        (lambda f, x: f(x, 3.0, 1.0), 2),
+    ],
+)
 def test_keywords_reach_the_rules_by_position(call, rest):
     rule, seen = make()
     value, gradient = fc.value_and_grad(lambda x: np.sum(call(rule, x)))(X)

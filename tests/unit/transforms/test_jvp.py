@@ -151,8 +151,10 @@ def test_a_custom_vjp_that_is_not_linear_is_refused():
 
     x, v = normal(2, 3)
     for backward in (
-        lambda x, ct: np.clip(ct, -1, 1), lambda x, ct: ct / (1 + np.linalg.norm(ct)), lambda x, ct: np.where(ct > 0, ct, 0.0),
-    ):  # fmt: skip
+        lambda x, ct: np.clip(ct, -1, 1),
+        lambda x, ct: ct / (1 + np.linalg.norm(ct)),
+        lambda x, ct: np.where(ct > 0, ct, 0.0),
+    ):
         for derivative in (lambda fn: fc.jvp(fn, (x,), (v,)), lambda fn: fc.jacfwd(fn)(x)):
             with pytest.raises(TraceError, match=r"the backward rule of <lambda> is not linear.*fc\.grad"):
                 derivative(ruled(backward))
@@ -160,8 +162,9 @@ def test_a_custom_vjp_that_is_not_linear_is_refused():
     for backward in (
         lambda x, ct: fc.scan(lambda c, t: (c * x[0] + t, c), 0.0, ct)[1],
         lambda x, ct: np.cumsum(ct) - np.sum(ct * x) + ct[::-1],
-        lambda x, ct: fc.cond(x[0] > 0, lambda: ct, lambda: -ct), lambda x, ct: np.where(x > 0, 3.0, 1.0) * ct,
-    ):  # fmt: skip
+        lambda x, ct: fc.cond(x[0] > 0, lambda: ct, lambda: -ct),
+        lambda x, ct: np.where(x > 0, 3.0, 1.0) * ct,
+    ):
         matrix = np.stack([backward(x, unit) for unit in np.eye(3)])  # row k: the cotangent for unit k
         np.testing.assert_allclose(fc.jvp(ruled(backward), (x,), (v,))[1], matrix @ v, rtol=1e-12)
 
@@ -319,25 +322,28 @@ def test_eval_shape_over_a_mesh(line):
 # ---------------------------------------------------------------- errors
 
 
-@pytest.mark.parametrize(("make", "error", "words"), [
-    (lambda: fc.jvp(np.sin, np.ones(2), (np.ones(2),)), TraceError, "primals is a tuple"),
-    (lambda: fc.jvp(np.sin, (np.ones(2),), np.ones(2)), TraceError, "tangents is a tuple"),
-    (lambda: fc.jvp(np.sin, (np.ones(2),), (np.ones(2), np.ones(2))), PytreeError, "sin .*: tangents is a tuple of 2"),
-    (lambda: fc.jvp(np.sin, (np.ones(2),), (np.ones(3),)), ShapeError, r"a tangent of sin has type f64\[3\]"),
-    (lambda: fc.jvp(np.sin, (np.ones(2),), (np.ones(2, np.float32),)), ShapeError, "shape and dtype must agree"),
-    (lambda: fc.jvp(np.sin, (np.ones(()),), (1j,)), ShapeError, "shape and dtype must agree"),
-    (lambda: fc.linearize(np.sin, np.ones(2))[1](np.ones(3)), ShapeError, "a tangent of sin"),
-    (lambda: fc.linearize(np.sin, np.ones(2))[1](np.ones(2), 1.0), PytreeError, "must have one structure"),
-    (lambda: fc.jvp(None, (), ()), TraceError, "takes a function"),
-    (lambda: fc.jacfwd(np.sin)(np.arange(3)), DTypeError, r"(x|args\[0\]) has dtype int64"),
-    (lambda: fc.jacrev(lambda x: x > 0)(np.ones(3)), DTypeError, "result has dtype bool"),
-    (lambda: fc.jacfwd(lambda x: {"a": np.argmax(x)})(np.ones(3)), DTypeError, r"result\['a'\] has dtype int64"),
-    (lambda: fc.jacrev(np.sin, argnums=1)(np.ones(3)), TraceError, "argnums=1 does not exist"),
-    (lambda: fc.jacfwd(np.add, argnums=(0, -2))(np.ones(3), np.ones(3)), TraceError, "names an argument twice"),
-    (lambda: fc.hessian(np.sin, argnums="x")(np.ones(3)), TraceError, "must be the position"),
-    (lambda: fc.jacfwd(lambda t: t["b"])({"a": 1, "b": 1.0}), DTypeError, r"t\['a'\] has dtype int64"),
-    (lambda: fc.jvp(lambda x: np.sign(x), (1j,), (1j,)), DTypeError, "np.sign is not defined for complex"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: fc.jvp(np.sin, np.ones(2), (np.ones(2),)), TraceError, "primals is a tuple"),
+        (lambda: fc.jvp(np.sin, (np.ones(2),), np.ones(2)), TraceError, "tangents is a tuple"),
+        (lambda: fc.jvp(np.sin, (np.ones(2),), (np.ones(2), np.ones(2))), PytreeError, "sin .*: tangents is a tuple of 2"),
+        (lambda: fc.jvp(np.sin, (np.ones(2),), (np.ones(3),)), ShapeError, r"a tangent of sin has type f64\[3\]"),
+        (lambda: fc.jvp(np.sin, (np.ones(2),), (np.ones(2, np.float32),)), ShapeError, "shape and dtype must agree"),
+        (lambda: fc.jvp(np.sin, (np.ones(()),), (1j,)), ShapeError, "shape and dtype must agree"),
+        (lambda: fc.linearize(np.sin, np.ones(2))[1](np.ones(3)), ShapeError, "a tangent of sin"),
+        (lambda: fc.linearize(np.sin, np.ones(2))[1](np.ones(2), 1.0), PytreeError, "must have one structure"),
+        (lambda: fc.jvp(None, (), ()), TraceError, "takes a function"),
+        (lambda: fc.jacfwd(np.sin)(np.arange(3)), DTypeError, r"(x|args\[0\]) has dtype int64"),
+        (lambda: fc.jacrev(lambda x: x > 0)(np.ones(3)), DTypeError, "result has dtype bool"),
+        (lambda: fc.jacfwd(lambda x: {"a": np.argmax(x)})(np.ones(3)), DTypeError, r"result\['a'\] has dtype int64"),
+        (lambda: fc.jacrev(np.sin, argnums=1)(np.ones(3)), TraceError, "argnums=1 does not exist"),
+        (lambda: fc.jacfwd(np.add, argnums=(0, -2))(np.ones(3), np.ones(3)), TraceError, "names an argument twice"),
+        (lambda: fc.hessian(np.sin, argnums="x")(np.ones(3)), TraceError, "must be the position"),
+        (lambda: fc.jacfwd(lambda t: t["b"])({"a": 1, "b": 1.0}), DTypeError, r"t\['a'\] has dtype int64"),
+        (lambda: fc.jvp(lambda x: np.sign(x), (1j,), (1j,)), DTypeError, "np.sign is not defined for complex"),
+    ],
+)
 def test_errors(make, error, words):
     with pytest.raises(error, match=words):
         make()
@@ -352,11 +358,13 @@ def test_a_derivative_that_varies_where_its_argument_does_not(line):
         "a tangent of sin, .* varies over 'data'": lambda x, w: fc.jvp(np.sin, (w(x),), (x,))[1],
         "a tangent of sin, .* pass fc.pvary": lambda x, w: fc.linearize(np.sin, w(x))[1](x),
         r"a cotangent of sin, .* pass fc\.pvary\(x, 'data'\)": lambda x, w: fc.vjp(np.sin, w(x))[1](x)[0],
-        r"jacrev of <lambda>: its result varies over 'data', and v, .* does not.*fc\.pvary\(x, 'data'\)":
-            lambda x, w: np.diagonal(fc.jacrev(lambda v: np.sin(v) * x)(w(x))),
-        "jacrev of <lambda>.* sum of the devices":
-            lambda x, w: np.sum(fc.hessian(lambda v: np.sum(-np.cos(v) * x))(w(x)), axis=0),
-    }  # fmt: skip
+        r"jacrev of <lambda>: its result varies over 'data', and v, .* does not.*fc\.pvary\(x, 'data'\)": lambda x, w: (
+            np.diagonal(fc.jacrev(lambda v: np.sin(v) * x)(w(x)))
+        ),
+        "jacrev of <lambda>.* sum of the devices": lambda x, w: np.sum(
+            fc.hessian(lambda v: np.sum(-np.cos(v) * x))(w(x)), axis=0
+        ),
+    }
     for words, call in calls.items():
         with pytest.raises(VaryingError, match=words):
             per_device(line, lambda x, call=call: call(x, shared))(x)

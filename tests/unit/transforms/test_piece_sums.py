@@ -63,10 +63,16 @@ def one_by_one(start, pieces):
 
 
 RECIPES = [
-    (("int", 1),), (("int", -1), ("slice", None, None, 2)), (("slice", 1, 3, None),), (("slice", None, None, -1), ("int", 2)),
-    (("int", 0), ("int", 0), ("int", 0)), (("new",), ("slice", 0, 2, 1)), (("array",),),
-    (("slice", None, None, None), ("array",)), (("array",), ("slice", 0, 2, None), ("array",)),
-]  # fmt: skip
+    (("int", 1),),
+    (("int", -1), ("slice", None, None, 2)),
+    (("slice", 1, 3, None),),
+    (("slice", None, None, -1), ("int", 2)),
+    (("int", 0), ("int", 0), ("int", 0)),
+    (("new",), ("slice", 0, 2, 1)),
+    (("array",),),
+    (("slice", None, None, None), ("array",)),
+    (("array",), ("slice", 0, 2, None), ("array",)),
+]
 SHAPE = (4, 3, 2)
 
 
@@ -82,9 +88,16 @@ def sums(draw):
     pieces = []
     for recipe in draw(st.lists(st.sampled_from(RECIPES), min_size=2, max_size=6)):
         arrays = [rng.permutation(2) for entry in recipe if entry[0] == "array"]  # repeated, they would add up among themselves
-        index = tuple({"int": lambda e: e[1], "slice": lambda e: slice(*e[1:]), "new": lambda e: None}.get(
-            e[0], lambda e, rest=iter(arrays): next(rest))(e) for e in recipe) if len(arrays) < 2 else (
-            arrays[0], slice(*recipe[1][1:]), arrays[1])  # fmt: skip
+        index = (
+            tuple(
+                {"int": lambda e: e[1], "slice": lambda e: slice(*e[1:]), "new": lambda e: None}.get(
+                    e[0], lambda e, rest=iter(arrays): next(rest)
+                )(e)
+                for e in recipe
+            )
+            if len(arrays) < 2
+            else (arrays[0], slice(*recipe[1][1:]), arrays[1])
+        )
         pieces.append(Piece(values(np.empty(SHAPE)[index].shape), arrays, SHAPE, recipe))
     return draw(st.sampled_from([None, values(SHAPE)])), pieces
 

@@ -40,9 +40,12 @@ def loss(params, x, wrap=lambda f: f):
 
 
 POLICIES = {
-    "nothing": policies.nothing, "dots": policies.dots, "everything": policies.everything,
-    "names": policies.save_names("product"), "any": policies.any_of(policies.dots, policies.collectives),
-}  # fmt: skip
+    "nothing": policies.nothing,
+    "dots": policies.dots,
+    "everything": policies.everything,
+    "names": policies.save_names("product"),
+    "any": policies.any_of(policies.dots, policies.collectives),
+}
 PARAMS = [RNG.normal(size=(4, 4)) for _ in range(3)]
 X = RNG.normal(size=(5, 4))
 
@@ -229,8 +232,12 @@ def test_a_collective_that_runs_again_waits_for_the_cotangents():
 
     run = jitted(fc.grad(deep), MESH, P("data"), P("data"))
     lowered = run.trace(X[:4]).lower()
-    plain = jitted(fc.grad(lambda x: fc.all_reduce(np.sum(functools.reduce(lambda x, _: block(x), range(3), x)), "data")),
-                   MESH, P("data"), P("data"))  # fmt: skip
+    plain = jitted(
+        fc.grad(lambda x: fc.all_reduce(np.sum(functools.reduce(lambda x, _: block(x), range(3), x)), "data")),
+        MESH,
+        P("data"),
+        P("data"),
+    )
     same(run(X[:4]), plain(X[:4]))
     from funccoll.compiler.passes.group_collectives import group_collectives
 
@@ -274,13 +281,19 @@ def test_keywords_pytrees_and_several_results():
 
 
 @examples(25)
-@given(st.lists(st.sampled_from(["sin", "square", "slice", "mix", "dot"]), min_size=1, max_size=5),
-       st.lists(st.booleans(), min_size=5, max_size=5), st.sampled_from(sorted(POLICIES)))  # fmt: skip
+@given(
+    st.lists(st.sampled_from(["sin", "square", "slice", "mix", "dot"]), min_size=1, max_size=5),
+    st.lists(st.booleans(), min_size=5, max_size=5),
+    st.sampled_from(sorted(POLICIES)),
+)
 def test_random_functions_keep_their_bits(steps, wrapped, policy):
     table = {
-        "sin": lambda x, w: np.sin(x), "square": lambda x, w: x * x, "dot": lambda x, w: x @ w,
-        "slice": lambda x, w: np.concatenate([x[1:], x[:1]]) * w[0], "mix": lambda x, w: np.where(x > 0, x, np.exp(x)) + w[1],
-    }  # fmt: skip
+        "sin": lambda x, w: np.sin(x),
+        "square": lambda x, w: x * x,
+        "dot": lambda x, w: x @ w,
+        "slice": lambda x, w: np.concatenate([x[1:], x[:1]]) * w[0],
+        "mix": lambda x, w: np.where(x > 0, x, np.exp(x)) + w[1],
+    }
 
     def fn(x, w, wrap):
         for step, use in zip(steps, wrapped, strict=False):

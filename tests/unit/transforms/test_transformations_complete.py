@@ -29,13 +29,15 @@ from tests.support.cases.primitive_examples import Example, examples
 from tests.support.groups import in_groups
 from tests.support.spmd import MESHES, bits, per_device, stacked
 
+# fmt: off
 NO_DERIVATIVE = {
     "argmax", "argmin", "reduce_or", "reduce_and", "random_bits", "random_fold_in", "random_split", "stop_gradient",
     "equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "logical_and", "logical_or", "logical_xor",
     "logical_not", "bitwise_and", "bitwise_or", "bitwise_xor", "invert", "left_shift", "right_shift", "bitwise_count", "isnan",
     "isinf", "isfinite", "signbit", "gcd", "lcm", "axis_index", "barrier", "argsort", "argpartition", "searchsorted",
     "random_order",
-}  # fmt: skip
+}
+# fmt: on
 """Primitives through which no gradient flows: their results are integers or booleans, or constant by definition."""
 
 REFUSED = {"optimizer_step": "has no gradient", "random_log_gamma": "have no gradient in their parameters"}
@@ -271,10 +273,15 @@ def derivatives_of(example: Example) -> None:
 
 
 @pytest.mark.parametrize("others", PARTS)
-@in_groups("name", [
-    name for name in computed() if name not in {*NO_DERIVATIVE, *REFUSED, *BELONG_TOGETHER, *STEPS}
-    and not name.startswith(("fft.", "linalg."))  # test_numpy_gradients.py has their gradients along a direction
-])  # fmt: skip
+@in_groups(
+    "name",
+    [
+        name
+        for name in computed()
+        if name not in {*NO_DERIVATIVE, *REFUSED, *BELONG_TOGETHER, *STEPS}
+        and not name.startswith(("fft.", "linalg."))  # test_numpy_gradients.py has their gradients along a direction
+    ],
+)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_jvp(name, others):
     smooth = list(filter(differentiable, examples()[name]))
@@ -318,9 +325,9 @@ def test_a_batched_collective_is_a_loop_of_them(names):
         results = {}
         for name, op in ((name, ALL[name]) for name in names):
             for axes in ((0, 0), (0, None), (None, 1)) if name in SLOW else ((0, None),):
-                pair = lambda x, y, op=op: op((x, y), "data", 4) if name not in FROM_UNVARYING else (
-                    op(x, "data", 4), op(y, "data", 4)
-                )  # fmt: skip
+                pair = lambda x, y, op=op: (
+                    op((x, y), "data", 4) if name not in FROM_UNVARYING else (op(x, "data", 4), op(y, "data", 4))
+                )
                 of_x, of_y = (start(name, v) for v in (x, np.moveaxis(y, 0, 1) if axes[1] == 1 else y))
                 mapped = fc.vmap(pair, axes)(of_x if axes[0] == 0 else of_x[0], of_y if axes[1] is not None else of_y[0])
                 each = [

@@ -166,7 +166,7 @@ CASES: dict[str, Case] = {
     "vmap of hessian": lambda b: b.vmap(b.hessian(lambda x: b.np.sum(b.np.exp(x) * x)))(M),
     "iterated gradients": lambda b: b.vmap(lambda x: _newton(b, b.np.sin, x))(M),
     "derivative of a simulation": lambda b: b.jacfwd(lambda q: _leap(b, q, W))(V),
-}  # fmt: skip
+}
 
 
 def _flat(results: dict[str, Any]) -> dict[str, list[np.ndarray]]:
@@ -226,12 +226,10 @@ COLLECTIVES: dict[str, Callable[[Any, Any], Any]] = {
     "permute, some": lambda b, x: b.vmap(lambda x: b.permute(x, "data", pairs=RING[:2]), 2)(x),
     "index": lambda b, x: b.vmap(lambda x: x * b.axis_index("data").astype("float32"))(x),
     "grad inside": lambda b, x: b.vmap(b.grad(lambda x: b.all_reduce(b.np.sum(b.np.sin(x)), "data")))(x),
-    "grad outside": lambda b, x: b.grad(
-        lambda x: b.np.sum(b.vmap(lambda r: b.all_reduce(b.np.sum(r**2), "data") ** 2)(x))
-    )(x),
-    "shared parameter": lambda b, x: b.vmap(
-        b.grad(lambda w, x: b.all_reduce(b.np.sum(b.np.tanh(x @ w)), "data")), (None, 0)
-    )(b.np.ones(4, "float32"), x),
+    "grad outside": lambda b, x: b.grad(lambda x: b.np.sum(b.vmap(lambda r: b.all_reduce(b.np.sum(r**2), "data") ** 2)(x)))(x),
+    "shared parameter": lambda b, x: b.vmap(b.grad(lambda w, x: b.all_reduce(b.np.sum(b.np.tanh(x @ w)), "data")), (None, 0))(
+        b.np.ones(4, "float32"), x
+    ),
     "jvp of sum": lambda b, x: b.jvp(lambda x: b.all_reduce(b.np.sin(x), "data"), (x,), (2 * x,)),
     "jvp of permute and gather": lambda b, x: b.jvp(
         lambda x: b.all_gather(b.permute(x**2, "data", pairs=RING), "data"), (x,), (x,)
@@ -276,7 +274,7 @@ COLLECTIVES: dict[str, Callable[[Any, Any], Any]] = {
     "tangents of a checkpoint": lambda b, x: b.jvp(
         b.checkpoint(lambda x: b.all_reduce(b.np.sin(x), "data") * x), (x,), (x * x,)
     ),
-}  # fmt: skip
+}
 
 
 def _all(b: Any) -> Callable[[Any], Any]:

@@ -44,10 +44,14 @@ def integers(dtype: Any, shape: tuple[int, ...], rng: np.random.Generator, facto
 DTYPES = (np.float32, np.complex128), (np.float64, np.complex64)
 
 
-@pytest.mark.parametrize("every", [
-    pytest.param(8, id="a few axes"), pytest.param(3, id="more axes", marks=pytest.mark.slow),
-    pytest.param(1, id="all axes", marks=pytest.mark.exhaustive),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "every",
+    [
+        pytest.param(8, id="a few axes"),
+        pytest.param(3, id="more axes", marks=pytest.mark.slow),
+        pytest.param(1, id="all axes", marks=pytest.mark.exhaustive),
+    ],
+)
 @pytest.mark.parametrize("name", LINEAR)
 def test_dot(name: str, every: int):
     """<Ax, y> = <x, Aᵀy> exactly, with x varying over the whole mesh and over the collective's axes alone.
@@ -64,8 +68,16 @@ def test_dot(name: str, every: int):
         for shared in ((), others) if others else ((),):
             types: dict[str, Any] = {}
 
-            def both(x: Any, y: Any, axes: Any = axes, shared: Any = shared, over: Any = over, p: int = p,
-                     mesh: Any = mesh, types: dict[str, Any] = types) -> Any:  # fmt: skip
+            def both(
+                x: Any,
+                y: Any,
+                axes: Any = axes,
+                shared: Any = shared,
+                over: Any = over,
+                p: int = p,
+                mesh: Any = mesh,
+                types: dict[str, Any] = types,
+            ) -> Any:
                 x = unvaried(x, (*axes, *shared) if name in FROM_UNVARYING else shared)
                 out, pull = fc.vjp(lambda x: LINEAR[name](x, over, p), x)
                 y = unvaried(y[tuple(map(slice, out.shape))], [a for a in mesh.axis_names if a not in out.varying])
@@ -135,10 +147,18 @@ def awkward(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
 
 
 @in_groups("where", ON_MESHES, lambda w: f"{w[0]}-{'.'.join(w[1])}")
-@pytest.mark.parametrize(("kind", "op"), [
-    ("all_reduce", "max"), ("reduce", "min"), ("all_reduce", "prod"),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in [("all_reduce", "min"), ("reduce", "max"), ("reduce", "prod")]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "op"),
+    [
+        ("all_reduce", "max"),
+        ("reduce", "min"),
+        ("all_reduce", "prod"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [("all_reduce", "min"), ("reduce", "max"), ("reduce", "prod")]
+        ),
+    ],
+)
 def test_by_hand(kind, op, where):
     mesh, axes = MESHES[where[0]], where[1]
     p = size(mesh, axes)
@@ -172,15 +192,19 @@ def test_reduce_scatter_of_an_extremum_is_refused(line):
 
 
 DIFFERENTIATED = [
-    (name, where, (i + j) % 4 > 0) for i, name in enumerate([*LINEAR, *NONLINEAR])
+    (name, where, (i + j) % 4 > 0)
+    for i, name in enumerate([*LINEAR, *NONLINEAR])
     for j, where in enumerate((("line", ("data",)), ("grid", ("model", "data")), ("cube", ("b",)), ("cube", ("c", "b"))))
-]  # fmt: skip
+]
 
 
-@in_groups(("name", "where"), [
-    pytest.param(name, where, id=f"{name}-{where[0]}-{'.'.join(where[1])}", marks=pytest.mark.slow if slow else ())
-    for name, where, slow in sorted(DIFFERENTIATED, key=lambda case: case[2])
-])  # fmt: skip
+@in_groups(
+    ("name", "where"),
+    [
+        pytest.param(name, where, id=f"{name}-{where[0]}-{'.'.join(where[1])}", marks=pytest.mark.slow if slow else ())
+        for name, where, slow in sorted(DIFFERENTIATED, key=lambda case: case[2])
+    ],
+)
 def test_second_derivatives(name, where):
     """Gradient and Hessian-vector product through a collective against central differences in float64.
 

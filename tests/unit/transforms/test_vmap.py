@@ -103,19 +103,27 @@ def test_a_jitted_function_is_inlined():
 # ---------------------------------------------------------------- one operation, not many
 
 
-@pytest.mark.parametrize(("x", "y", "axes", "shapes"), [
-    ((5, 3), (3, 4), (0, None), [(5, 3), (3, 4)]),
-    ((5, 2, 3), (3, 4), (0, None), [(10, 3), (3, 4)]),
-    ((5, 2, 3), (3,), (0, None), [(10, 3), (3,)]),
-    ((5, 2, 2, 3), (3, 4), (0, None), [(20, 3), (3, 4)]),
-    ((2, 3), (5, 3), (None, 0), [(5, 3), (3, 2)]),
-    ((3,), (5, 3), (None, 0), [(5, 3), (3,)]),
-    ((3,), (5, 3, 4), (None, 0), None),
-    ((2, 3), (5, 3, 4), (None, 0), [(2, 3), (5, 3, 4)]),
-    ((5, 3), (5, 3), (0, 0), None), ((5, 2, 3), (5, 3), (0, 0), None), ((5, 3), (5, 3, 4), (0, 0), None),
-    ((5, 3), (5, 2, 3, 4), (0, 0), None), ((5, 2, 2, 3), (5, 3, 4), (0, 0), None), ((5, 2, 3), (2, 3, 4), (0, None), None),
-    ((0, 3), (3, 4), (0, None), None), ((5, 2, 0), (0, 4), (0, None), None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("x", "y", "axes", "shapes"),
+    [
+        ((5, 3), (3, 4), (0, None), [(5, 3), (3, 4)]),
+        ((5, 2, 3), (3, 4), (0, None), [(10, 3), (3, 4)]),
+        ((5, 2, 3), (3,), (0, None), [(10, 3), (3,)]),
+        ((5, 2, 2, 3), (3, 4), (0, None), [(20, 3), (3, 4)]),
+        ((2, 3), (5, 3), (None, 0), [(5, 3), (3, 2)]),
+        ((3,), (5, 3), (None, 0), [(5, 3), (3,)]),
+        ((3,), (5, 3, 4), (None, 0), None),
+        ((2, 3), (5, 3, 4), (None, 0), [(2, 3), (5, 3, 4)]),
+        ((5, 3), (5, 3), (0, 0), None),
+        ((5, 2, 3), (5, 3), (0, 0), None),
+        ((5, 3), (5, 3, 4), (0, 0), None),
+        ((5, 3), (5, 2, 3, 4), (0, 0), None),
+        ((5, 2, 2, 3), (5, 3, 4), (0, 0), None),
+        ((5, 2, 3), (2, 3, 4), (0, None), None),
+        ((0, 3), (3, 4), (0, None), None),
+        ((5, 2, 0), (0, 4), (0, None), None),
+    ],
+)
 def test_matmul(x, y, axes, shapes):
     """One product for the batch; of one operand that is batched all rows are in one matrix."""
     x, y = normal(*x), normal(*y)
@@ -164,8 +172,9 @@ def test_per_example_gradients():
     assert sum(eqn.primitive.name == "matmul" for eqn in program.equations) == 3
     np.testing.assert_allclose(
         fc.grad(lambda p: np.mean(fc.vmap(loss, (None, 0, 0))(p, x, y)))(params)["w"],
-        np.mean([g["w"] for g in loop], axis=0), rtol=1e-10,
-    )  # fmt: skip
+        np.mean([g["w"] for g in loop], axis=0),
+        rtol=1e-10,
+    )
 
 
 # ---------------------------------------------------------------- indexing
@@ -274,8 +283,10 @@ def test_per_example_gradients_over_a_mesh(line):
     w, x = normal(3), normal(8, 3)
     step = fc.jit(
         lambda w, x: fc.vmap(fc.grad(lambda w, x: np.tanh(w @ x)), (None, 0))(fc.pvary(w, "data"), x),
-        mesh=line, in_specs=(fc.P(), fc.P("data")), out_specs=fc.P("data"),
-    )  # fmt: skip
+        mesh=line,
+        in_specs=(fc.P(), fc.P("data")),
+        out_specs=fc.P("data"),
+    )
     np.testing.assert_allclose(step(w, x), (1 - np.tanh(x @ w) ** 2)[:, None] * x, rtol=1e-12)
 
 
@@ -286,27 +297,34 @@ def pair(x: Any, y: Any) -> Any:
     return x, y
 
 
-@in_groups(("make", "error", "words"), [
-    (lambda: fc.vmap(pair)(np.ones((2, 3)), np.ones(3)), ShapeError, "x has 2, y has 3"),
-    (lambda: fc.vmap(lambda t: t)({"a": np.ones(2), "b": [np.ones(3)]}), ShapeError, r"t\['b'\]\[0\] has 3"),
-    (lambda: fc.vmap(lambda x, *, k: x)(np.ones(2), k=np.ones(3)), ShapeError, "x has 2, k has 3"),
-    (lambda: fc.vmap(pair, axis_size=4)(np.ones(2), np.ones(2)), ShapeError, "axis_size has 4"),
-    (lambda: fc.vmap(pair, (0, 1))(np.ones(2), np.ones(2)), ShapeError, r"y of shape \(2,\) has no dimension 1"),
-    (lambda: fc.vmap(pair)(np.ones(2), 1.0), ShapeError, r"y of shape \(\) has no dimension 0"),
-    (lambda: fc.vmap(pair, (0, None, 0))(np.ones(2), np.ones(2)), PytreeError, "has 3 entries, and 2 positional"),
-    (lambda: fc.vmap(lambda t: t, ({"a": 0},))({"b": np.ones(2)}), PytreeError, "in_axes=.* does not fit the arguments"),
-    (lambda: fc.vmap(pair, out_axes=(0, 0, 0))(np.ones(2), np.ones(2)), PytreeError, "out_axes=.* does not fit the result"),
-    (lambda: fc.vmap(pair, out_axes=None)(np.ones(2), np.ones(2)), ShapeError, r"out_axes is None for result\[0\].*f64\[\]"),
-    (lambda: fc.vmap(pair, out_axes=2)(np.ones(2), np.ones(2)), ShapeError, r"with the batch, result\[0\] of shape \(2,\)"),
-    (lambda: fc.vmap(pair, None)(np.ones(2), np.ones(2)), ShapeError, "no argument is batched"),
-    (lambda: fc.vmap(pair, "x"), TraceError, "in_axes='x'"),
-    (lambda: fc.vmap(pair, out_axes=(0, True)), TraceError, "holds True"),
-    (lambda: fc.vmap(3), TraceError, "takes a function"),
-    (lambda: fc.vmap(pair, axis_size=-1)(np.ones(2), np.ones(2)), ShapeError, "axis_size=-1"),
-    (lambda: fc.vmap(pair, axis_name="i"), UnsupportedError, "axes of a mesh"),
-    (lambda: fc.vmap(lambda x: "text")(np.ones(2)), TraceError, "returned 'text'"),
-    (lambda: fc.vmap(lambda x: x)(np.array(["a"])), DTypeError, "text is not an array"),
-])  # fmt: skip
+@in_groups(
+    ("make", "error", "words"),
+    [
+        (lambda: fc.vmap(pair)(np.ones((2, 3)), np.ones(3)), ShapeError, "x has 2, y has 3"),
+        (lambda: fc.vmap(lambda t: t)({"a": np.ones(2), "b": [np.ones(3)]}), ShapeError, r"t\['b'\]\[0\] has 3"),
+        (lambda: fc.vmap(lambda x, *, k: x)(np.ones(2), k=np.ones(3)), ShapeError, "x has 2, k has 3"),
+        (lambda: fc.vmap(pair, axis_size=4)(np.ones(2), np.ones(2)), ShapeError, "axis_size has 4"),
+        (lambda: fc.vmap(pair, (0, 1))(np.ones(2), np.ones(2)), ShapeError, r"y of shape \(2,\) has no dimension 1"),
+        (lambda: fc.vmap(pair)(np.ones(2), 1.0), ShapeError, r"y of shape \(\) has no dimension 0"),
+        (lambda: fc.vmap(pair, (0, None, 0))(np.ones(2), np.ones(2)), PytreeError, "has 3 entries, and 2 positional"),
+        (lambda: fc.vmap(lambda t: t, ({"a": 0},))({"b": np.ones(2)}), PytreeError, "in_axes=.* does not fit the arguments"),
+        (lambda: fc.vmap(pair, out_axes=(0, 0, 0))(np.ones(2), np.ones(2)), PytreeError, "out_axes=.* does not fit the result"),
+        (
+            lambda: fc.vmap(pair, out_axes=None)(np.ones(2), np.ones(2)),
+            ShapeError,
+            r"out_axes is None for result\[0\].*f64\[\]",
+        ),
+        (lambda: fc.vmap(pair, out_axes=2)(np.ones(2), np.ones(2)), ShapeError, r"with the batch, result\[0\] of shape \(2,\)"),
+        (lambda: fc.vmap(pair, None)(np.ones(2), np.ones(2)), ShapeError, "no argument is batched"),
+        (lambda: fc.vmap(pair, "x"), TraceError, "in_axes='x'"),
+        (lambda: fc.vmap(pair, out_axes=(0, True)), TraceError, "holds True"),
+        (lambda: fc.vmap(3), TraceError, "takes a function"),
+        (lambda: fc.vmap(pair, axis_size=-1)(np.ones(2), np.ones(2)), ShapeError, "axis_size=-1"),
+        (lambda: fc.vmap(pair, axis_name="i"), UnsupportedError, "axes of a mesh"),
+        (lambda: fc.vmap(lambda x: "text")(np.ones(2)), TraceError, "returned 'text'"),
+        (lambda: fc.vmap(lambda x: x)(np.array(["a"])), DTypeError, "text is not an array"),
+    ],
+)
 def test_errors(make, error, words):
     with pytest.raises(error, match=words):
         make()

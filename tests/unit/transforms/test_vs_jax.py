@@ -31,8 +31,16 @@ def chunks(programs: list[Program], mesh: str) -> list[list[Program]]:
 
 QUICK = [chunks(GENERATED, mesh)[0][:3] for mesh in MESHES]
 QUICKLY = {
-    "data_parallel_in_buckets", "zero_step", "hessian_vector_product", "pullback", "tensor_parallel_mlp",
-    "tuples_of_axes_in_both_orders", "ring_attention", "experts_by_all_to_all", "pipeline", "reductions_to_root",
+    "data_parallel_in_buckets",
+    "zero_step",
+    "hessian_vector_product",
+    "pullback",
+    "tensor_parallel_mlp",
+    "tuples_of_axes_in_both_orders",
+    "ring_attention",
+    "experts_by_all_to_all",
+    "pipeline",
+    "reductions_to_root",
 }
 """The hand-written programs that are not slow: JAX takes a tenth of a second for each."""
 
@@ -55,23 +63,25 @@ def cases(quick: list[Program], others: list[Program], every: int = 1) -> list[A
     ]
 
 
-@pytest.mark.parametrize("programs", cases(
-    [p for c in QUICK for p in c], [p for p in GENERATED if not any(p in c for c in QUICK)], every=8
-))  # fmt: skip
+@pytest.mark.parametrize(
+    "programs", cases([p for c in QUICK for p in c], [p for p in GENERATED if not any(p in c for c in QUICK)], every=8)
+)
 def test_generated(programs):
     agree(programs)
 
 
-@pytest.mark.parametrize("programs", cases(
-    [p for name, p in PROGRAMS.items() if name in QUICKLY], [p for name, p in PROGRAMS.items() if name not in QUICKLY]
-))  # fmt: skip
+@pytest.mark.parametrize(
+    "programs",
+    cases([p for name, p in PROGRAMS.items() if name in QUICKLY], [p for name, p in PROGRAMS.items() if name not in QUICKLY]),
+)
 def test_hand_written(programs):
     agree(programs)
 
 
-@pytest.mark.parametrize("number", [
-    pytest.param(number, marks=pytest.mark.slow if place else ()) for place, number in enumerate(jax_generated.NAN_IN_JAX)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(number, marks=pytest.mark.slow if place else ()) for place, number in enumerate(jax_generated.NAN_IN_JAX)],
+)
 def test_against_differences(number):
     program = jax_generated.generate(number)
     through = SimpleNamespace(**{**vars(FUNCCOLL), "stop_gradient": lambda x: x})  # differences see through one

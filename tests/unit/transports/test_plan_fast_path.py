@@ -158,6 +158,7 @@ def test_an_exception_of_finish_leaves_the_call(kind):
 @pytest.mark.parametrize("status", [0, 1])
 def test_an_interrupt_while_the_kernel_runs(kind, status):
     """Python raises it as soon as the kernel has returned; the collective may be complete or not."""
+
     def kernel(self: Any) -> int:
         # Not in the kernel, which is Python here: it would raise before its end.
         old = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])

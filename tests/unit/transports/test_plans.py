@@ -24,7 +24,7 @@ from funccoll.schedules.streams.instructions import (
     Opcode,
     decode,
     disassemble,
-)  # fmt: skip
+)
 from funccoll.transports.plans.control_block import Communicator, ControlBlock
 from funccoll.transports.shm.plan import DESCRIPTION_BYTES, Allocation, Plan, build_plan
 from tests.support.groups import in_groups
@@ -190,9 +190,12 @@ def test_what_must_be_allocated():
     assert table.words == (enter.pc + Opcode.ENTER.offset("table"),)
 
     ring = CollectiveCall(
-        abstract_mesh({"d": P}).replica_groups("d"), schedules.build("reduce_scatter", P, "ring"), "sum",
-        (Operand((P * 40,), (40,), F4, argument=0),), "",
-    )  # fmt: skip
+        abstract_mesh({"d": P}).replica_groups("d"),
+        schedules.build("reduce_scatter", P, "ring"),
+        "sum",
+        (Operand((P * 40,), (40,), F4, argument=0),),
+        "",
+    )
     scratch = [needed for needed in allocations(build_plan([ring], [communicator()])) if needed.nbytes]
     assert [needed.nbytes for needed in scratch] == [ring.schedule.scratch_chunks * 40 * 4]
 
@@ -246,14 +249,22 @@ def test_ranks_that_cut_differently_publish_different_hashes(monkeypatch):
     assert len({instructions(plan, Opcode.ENTER)[0].operands["hash"] for plan in plans}) == 2
 
 
-@pytest.mark.parametrize(("length", "ranks_here", "non_temporal"), [
-    (1 << 14, 2, True), ((1 << 14) - 1, 2, False), (1 << 14, 1, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("length", "ranks_here", "non_temporal"),
+    [
+        (1 << 14, 2, True),
+        ((1 << 14) - 1, 2, False),
+        (1 << 14, 1, False),
+    ],
+)
 def test_non_temporal_stores_are_for_arrays_larger_than_the_caches(length, ranks_here, non_temporal):
     """Two ranks that read and write 64 KiB each, and 85 KiB of caches; with other hosts' ranks only those of this one count."""
     call = collective("all_reduce", (length,), 0, p=2)
     here = communicator(p=2)
     members = replace(here, cache_bytes=(4 * 4 * (1 << 14)) * 2 // 3, hosts=(0, 0) if ranks_here == 2 else (0, 1))
-    counts = [i.operands.get("count", i.operands.get("nbytes")) for i in instructions(build_plan([call], [members]))
-              if i.opcode in (Opcode.COMBINE, Opcode.COPY)]  # fmt: skip
+    counts = [
+        i.operands.get("count", i.operands.get("nbytes"))
+        for i in instructions(build_plan([call], [members]))
+        if i.opcode in (Opcode.COMBINE, Opcode.COPY)
+    ]
     assert counts and all((count < 0) == non_temporal for count in counts)

@@ -19,9 +19,12 @@ def layouts_of(schedule, shapes, dim=0):
 
 
 @given(
-    st.sampled_from(KINDS), st.integers(1, 5), st.integers(1, 12), st.booleans(),
+    st.sampled_from(KINDS),
+    st.integers(1, 5),
+    st.integers(1, 12),
+    st.booleans(),
     st.lists(st.tuples(st.integers(0, 70), st.integers(1, 9), st.sampled_from([1, 2, 4, 8, 16])), min_size=1, max_size=6),
-)  # fmt: skip
+)
 def test_segments_are_ranges_of_parts(kind, p, count, joined, arrays):
     schedule = schedules.build(kind, p, algorithm=schedules.algorithms(kind, p)[0])
     layouts = layouts_of(schedule, [((rows * p, columns), size) for rows, columns, size in arrays])
@@ -60,23 +63,34 @@ def test_many_arrays_take_few_steps():
     assert len(parts) < 2 * (200 + 2 * len(segments))
 
 
-@pytest.mark.parametrize(("kind", "mib", "count"), [
-    ("all_reduce", 1, 1), ("all_reduce", 5, 5), ("broadcast", 1, 4), ("broadcast", 5, 5), ("broadcast", 1 / 8, 1),
-    ("all_reduce", 1000, 256), ("all_reduce", 1 / 1024, 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "mib", "count"),
+    [
+        ("all_reduce", 1, 1),
+        ("all_reduce", 5, 5),
+        ("broadcast", 1, 4),
+        ("broadcast", 5, 5),
+        ("broadcast", 1 / 8, 1),
+        ("all_reduce", 1000, 256),
+        ("all_reduce", 1 / 1024, 0),
+    ],
+)
 def test_small_segments_are_for_those_who_wait_for_a_root(kind, mib, count):
     schedule = schedules.build(kind, 2)
     assert len(staging.segments_of(layouts_of(schedule, [((int(mib * 1024),), 1024)]))) == count
 
 
-@pytest.mark.parametrize(("kind", "algorithm", "rank", "wanted"), [
-    ("all_reduce", "two_shot", 1, {0: -1, 2: -1}),  # it combines chunk 1 by itself
-    ("reduce_scatter", "direct", 0, {1: -1, 2: -1}),
-    ("all_gather", "direct", 2, {0: 3}),  # in its output's block 2, which comes after one chunk of input
-    ("all_to_all", "direct", 1, {0: -1, 2: -1}),
-    ("broadcast", "flat", 0, {0: 1}),
-    ("broadcast", "flat", 1, {}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "algorithm", "rank", "wanted"),
+    [
+        ("all_reduce", "two_shot", 1, {0: -1, 2: -1}),  # it combines chunk 1 by itself
+        ("reduce_scatter", "direct", 0, {1: -1, 2: -1}),
+        ("all_gather", "direct", 2, {0: 3}),  # in its output's block 2, which comes after one chunk of input
+        ("all_to_all", "direct", 1, {0: -1, 2: -1}),
+        ("broadcast", "flat", 0, {0: 1}),
+        ("broadcast", "flat", 1, {}),
+    ],
+)
 def test_only_what_peers_read_is_staged(kind, algorithm, rank, wanted):
     schedule = schedules.build(kind, 3, algorithm=algorithm)
     assert staging.shared_chunks(schedule.streams(), rank) == wanted
