@@ -133,6 +133,7 @@ test-all: test test-without-extension test-newest test-slow
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
 # With the packages of PYTHON, which has CuPy and numba-cuda: builds no environment. PARTS are some of its parts, separated by
