@@ -35,7 +35,7 @@ def test_ranks_with_other_buffers_are_told_the_first_difference(n):
     for found in results("ranks_with_other_buffers", n):
         for text, words in zip(found, wanted, strict=True):
             assert re.match(f"ModuleError: {words}", text), text
-            assert "broadcast_buffers=False" in text and re.search(r"at .*_cases\.py:\d+ in", text)
+            assert "broadcast_buffers=False" in text and re.search(r"at .*tests/support/cases/\w+\.py:\d+ in", text)
 
 
 @pytest.mark.parametrize("n", RANKS)

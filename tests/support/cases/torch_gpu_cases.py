@@ -71,7 +71,8 @@ def begin() -> None:
     put(fake_cupy, launch=seen)
     fake_torch_device.install()
     name = fake_torch_device.NAME
-    put(sys.modules["funccoll.torch.distributed_data_parallel"], DEVICE_TYPE=name)
+    for module in ("distributed_data_parallel", "module_checks"):
+        put(sys.modules[f"funccoll.torch.{module}"], DEVICE_TYPE=name)
     put(tensor_memory, DEVICE_TYPE=name, _from_dlpack=fake_torch_device.from_dlpack, _stream_of=lambda device: STREAM)
     put(tensor_memory, _captures=lambda: False)  # torch's functions of CUDA raise in a torch without it
     end = Reducer._finish
