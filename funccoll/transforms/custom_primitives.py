@@ -52,8 +52,11 @@ def custom_primitive(
             return x
 
         softsign = fc.custom_primitive(
-            "softsign", lambda x: x / (1 + abs(x)), types=softsign_types,
-            vjp=lambda ct, inputs, output: [ct * np.square(1 - np.abs(output))], batch="elementwise",
+            "softsign",
+            lambda x: x / (1 + abs(x)),
+            types=softsign_types,
+            vjp=lambda ct, inputs, output: [ct * np.square(1 - np.abs(output))],
+            batch="elementwise",
         )
 
     It works in jit on any mesh of CPUs, and passes treat it as pure: two calls alike are computed once.
