@@ -86,11 +86,11 @@ class Player:
         self.kept = y
         compiled: Any = step.lower(x).compile()
         (group,) = compiled.group_calls
-        quick = getattr(compiled, "execute_ready", None) or compiled.caller([x])  # of checkouts before callers, and since
+        fast = compiled.fast_path([x])
         leaves, block = [x], x.local
         self.layers = {
             "step(x)": lambda: step(x),
-            "without finding the program": lambda: quick(leaves),
+            "without finding the program": lambda: fast(leaves),
             "without Arrays: the group": lambda: group(block),
             "an empty call": lambda: None,
         }
@@ -105,7 +105,7 @@ class Player:
                 for name, call in self.layers.items()
             },
             "implementation": type(group).__module__ + "." + type(group).__qualname__,
-            "fast_paths": f"{type(quick).__module__}.{type(quick).__qualname__}",
+            "fast_paths": f"{type(fast).__module__}.{type(fast).__qualname__}",
             "plan": plan_facts([group]),
             "code": group.plan.text().splitlines(),
             "thread": threading.get_native_id(),

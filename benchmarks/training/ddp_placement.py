@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from funccoll.compiler import passes, stages
+from funccoll.compiler import generate, passes
 from funccoll.compiler.passes.group_collectives import group_collectives
 from funccoll.core.ir import Equation, Literal, Program, Var
 
@@ -17,15 +17,15 @@ compiles; and then what needs a bucket's results, too: the update of its paramet
 @contextlib.contextmanager
 def placed(placement: str) -> Iterator[None]:
     """Compile with this placement of buckets."""
-    kept = passes.PASSES, stages.group_collectives
+    kept = passes.PASSES, generate.group_collectives
     try:
         if placement == "grouped":
             passes.PASSES = (_without_buckets, *passes.PASSES)
         elif placement == "early, updates too":
-            stages.group_collectives = lambda program: _with_early_readers(group_collectives(program))
+            generate.group_collectives = lambda program: _with_early_readers(group_collectives(program))
         yield
     finally:
-        passes.PASSES, stages.group_collectives = kept
+        passes.PASSES, generate.group_collectives = kept
 
 
 def _without_buckets(program: Program) -> Program:
