@@ -49,7 +49,7 @@ $(NVJITLINK): $(VENV)/.dev
 # The kernels of the tests' jobs, compiled once; without their files each rank of the first jobs would compile its own.
 KERNELS := $(VENV)/.kernels
 
-$(KERNELS): $(VENV)/.dev tests/support/compile_kernels.py $(wildcard funccoll/kernels/*.py funccoll/schedules/model/simulate.py)
+$(KERNELS): $(VENV)/.dev tests/support/compile_kernels.py $(wildcard funccoll/kernels/*.py funccoll/schedules/model/event_loop.py)
 	$(BIN)/python -m tests.support.compile_kernels && touch $@
 
 # All that `make test` needs before it runs tests.

@@ -364,7 +364,7 @@ def test_our_smallest_kernels_are_assembled_without_spills():
     probes = [*gpu_probe.BARRIERS.values(), gpu_probe.PING_PONG]
     for probe, cc in zip(probes, ((8, 0), (9, 0), (10, 0)), strict=True):  # our kernels are compiled for all of them
         made = compile_template(probe.template(), probe.arguments, cc)
-        assert "0 bytes stack context, 0 bytes spill stores, 0 bytes spill loads" in made.log and "0 bytes lmem" in made.log
+        assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in made.log and "0 bytes lmem" in made.log
         assert len(re.findall(r"\bbar(rier)?\.", made.ptx)) >= 2
         assert probe is not probes[0] or made.ptx.count("barrier.sync 0;") >= 5  # in two places; loops may be unrolled
         assert all((words in made.ptx) == (probe is gpu_probe.PING_PONG) for words in ("ld.acquire.", "st.release."))
