@@ -170,7 +170,10 @@ def test_a_script_of_torch_trains_the_same_with_one_import_changed(tmp_path):
     assert script.count(CHANGED[0]) == 1
     found = []
     for name, text in (("torch", script), ("funccoll", script.replace(*CHANGED))):
-        done = launched(torchrun(2), text, tmp_path, str(tmp_path / name), MKL_CBWR="COMPATIBLE")
+        for _ in range(3):
+            done = launched(torchrun(2), text, tmp_path, str(tmp_path / name), MKL_CBWR="COMPATIBLE")
+            if name != "torch" or "terminate called without an active exception" not in done.stderr:
+                break  # now and then a process of torch's own, with Gloo alone, aborts when it has done everything
         assert done.returncode == 0, done.stdout + done.stderr
         found.append(done.stdout.splitlines())
     losses = [float(line.partition("loss ")[2].partition(",")[0]) for line in found[0]]
