@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
-.PHONY: demo mpi setup notebooks notebooks-run test test-changed test-table test-fast test-slow test-exhaustive test-without-extension test-newest test-all lint bench gpu-check clean
+.PHONY: demo mpi setup notebooks notebooks-run test test-changed test-table test-fast test-slow test-exhaustive test-without-extension test-newest test-all lint bench gpu-check docs docs-serve clean
 
 $(VENV)/pyvenv.cfg:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "funccoll needs Python 3.11 or later; choose one with make PYTHON=python3.12")'
@@ -136,6 +136,14 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+# The site, in docs/_build. Warnings are errors, and nothing is loaded from a network.
+docs: $(VENV)/.dev
+	$(BIN)/python -m sphinx -q -W --keep-going -j auto -d docs/_build/doctrees docs docs/_build/html
+
+PORT ?= 8000
+docs-serve: docs
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory docs/_build/html $(PORT)
+
 # With the packages of PYTHON, which has CuPy and numba-cuda: builds no environment. PARTS are some of its parts, separated by
 # commas: `first` has what teaches most, `rest` are all others. TOTAL is the seconds that all of them may take, and what does not
 # fit is not begun; COMMIT names what is checked in a copy without .git. The first minutes on a GPU: make gpu-check PARTS=first TOTAL=480
@@ -169,4 +177,4 @@ bench: $(MPI) $(OPENMPI41)
 	$(BIN)/python -m benchmarks.profiles.blame
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) docs/_build docs/reference .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.readme_table import refresh
+from benchmarks.result_tables import refresh
 
 ROUNDS = 11
 ROUND_SECONDS = 0.05
@@ -157,7 +157,7 @@ def import_seconds(statement: str) -> float:
 
 
 def record(path: Path, about: dict[str, Any], **results: Any) -> None:
-    """Write results beside what `machine` returned before they were measured, and refresh the README's tables."""
+    """Write results beside what `machine` returned before they were measured, and refresh the pages' tables."""
     about["load_after"] = os.getloadavg()
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({"machine": about, **results}, indent=1, ensure_ascii=False) + "\n")

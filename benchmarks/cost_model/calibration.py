@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import machine
-from benchmarks.readme_table import refresh
+from benchmarks.result_tables import refresh
 from funccoll.core.display import seconds_text, size_text, text_table
 from funccoll.schedules import Topology, build
 from funccoll.tools.calibration.fit_parameters import Sample, fit, of_messages

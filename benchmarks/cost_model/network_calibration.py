@@ -29,7 +29,7 @@ import funccoll as fc
 from benchmarks.cost_model.calibration import between, errors, rounded
 from benchmarks.measure import machine
 from benchmarks.rank import rank_words
-from benchmarks.readme_table import refresh
+from benchmarks.result_tables import refresh
 from benchmarks.several_hosts.mpi import BURST, LINKS, counts_of, settings
 from funccoll.config import TUNED_BITS
 from funccoll.core import machine_profile

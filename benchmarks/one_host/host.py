@@ -24,7 +24,7 @@ and `p99_ratio` the peer's 99th percentile over ours, round by round.
 
 Open MPI runs in all versions that are installed (`make bench` installs 4.1 and 5.0), with and without mpi_yield_when_idle, and
 the lowest median counts: `way` names it. Peers that are not installed are left out, and the results say so. `--before CHECKOUT`
-adds another checkout of funccoll as a contender of the first three tables. Writes benchmarks/results/host.json and the README's
+adds another checkout of funccoll as a contender of the first three tables. Writes benchmarks/results/host.json and the pages'
 table, and adds the goals of this run to host_runs.json, which keeps the last three.
 """
 
@@ -49,7 +49,7 @@ from benchmarks.one_host.host_contender import Turn
 from benchmarks.one_host.host_goals import goals, means
 from benchmarks.one_host.host_jobs import Job, JobError, funccoll_run, mpirun
 from benchmarks.one_host.host_ratios import against, rounded, times_of
-from benchmarks.readme_table import refresh
+from benchmarks.result_tables import refresh
 from funccoll.core.display import size_text
 
 RESULTS = Path(__file__).parents[1] / "results" / "host.json"
@@ -201,7 +201,7 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--without", default="", help="what to leave out: mpi,gloo,start")
     parser.add_argument("--sizes", default="", help="bytes (default 4 B to 64 MiB in powers of 4)")
     parser.add_argument("--before", default="", help="the folder of another checkout of funccoll, to compare with")
-    parser.add_argument("--out", type=Path, default=None, help=f"the results; {RESULTS.name} and the README when left out")
+    parser.add_argument("--out", type=Path, default=None, help=f"the results; {RESULTS.name} and the pages if left out")
     options = parser.parse_args(words)
     options.ranks = [int(n) for n in options.ranks.split(",")]
     options.collectives = tuple(options.collectives.split(","))
@@ -228,7 +228,7 @@ def keep(results: dict[str, Any], path: Path = RUNS) -> None:
 
 
 def main(words: list[str] | None = None) -> None:
-    """Measure everything, write the results, refresh the README."""
+    """Measure everything, write the results, refresh the pages."""
     options, about, begin = parse(words), machine(), time.monotonic()
     missing = peers.missing_peers()
     missing.update(dict.fromkeys(filter(None, options.without.split(",")), "left out by --without"))

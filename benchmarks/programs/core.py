@@ -1,8 +1,8 @@
 """The core against JAX, in one run: `make bench`, or `python -m benchmarks.programs.core`.
 
 JAX plays 8 virtual CPU devices, as funccoll does; both run the same programs on arrays that lie on their
-devices already, and wait for the result. Writes benchmarks/results/core.json and the README's speed table. Loops, convolutions
-and batched gradients are in `language.py`.
+devices already, and wait for the result. Writes benchmarks/results/core.json and the tables of docs/benchmarks. Loops,
+convolutions and batched gradients are in `language.py`.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def import_case() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Run every case, write the JSON, refresh the README."""
+    """Run every case, write the JSON, refresh the pages."""
     about = machine()
     rows = [*all_reduce_cases(), *compile_cases(), *call_cases(), *training_cases(), *import_case()]
     record(RESULTS, about, cases=rows)

@@ -4,7 +4,7 @@
 
 Each side is a process of its own with one thread, on the same core; the rounds alternate between the two. In each round a new
 function is traced and compiled, and called. Memory is the peak above that after the imports, of the arguments, one compilation
-and three calls. Writes benchmarks/results/language.json (lines that are not measured stay) and the README's table.
+and three calls. Writes benchmarks/results/language.json (lines that are not measured stay) and its table in docs/benchmarks.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def measure_line(line: str, quick: bool = False) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure, write the JSON, refresh the README."""
+    """Measure, write the JSON, refresh the pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lines", default=",".join(LINES), help=f"some of {', '.join(LINES)}")
     parser.add_argument("--quick", action="store_true", help="the smallest case of each line, in two rounds")

@@ -5,7 +5,7 @@ Hosts are network namespaces of this machine (network_hosts.py), joined by a bri
 The tables *native* and *python* and all that is subtracted are those of `benchmarks/one_host/host.py`.
 
 2 hosts with a process each decide the goals; 2 x 2 and 4 x 1 are reported, on fewer sizes and rounds, with
-mpi_yield_when_idle where there are more ranks than cores. Writes benchmarks/results/mpi.json and the README's table.
+mpi_yield_when_idle where there are more ranks than cores. Writes benchmarks/results/mpi.json and its table in docs/benchmarks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.one_host.host_contender import Turn, slowest
 from benchmarks.one_host.host_jobs import Job, cores, one_thread
 from benchmarks.one_host.host_ratios import rounded
 from benchmarks.rank import rank_words
-from benchmarks.readme_table import refresh
+from benchmarks.result_tables import refresh
 from benchmarks.several_hosts.mpi_goals import DECIDES, goals, means, where
 
 ROOT = Path(__file__).parents[2]
@@ -157,7 +157,7 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--collectives", default=",".join(COLLECTIVES))
     parser.add_argument("--sizes", default="", help="bytes (default 64 B to 64 MiB in powers of 4)")
     parser.add_argument("--without-start", action="store_true", help="leave out the times from mpirun to the first collective")
-    parser.add_argument("--out", type=Path, default=None, help=f"the results; {RESULTS.name} and the README when left out")
+    parser.add_argument("--out", type=Path, default=None, help=f"the results; {RESULTS.name} and the pages if left out")
     options = parser.parse_args(words)
     for name in ("vendors", "links", "collectives"):
         setattr(options, name, tuple(getattr(options, name).split(",")))
@@ -170,7 +170,7 @@ def parse(words: list[str] | None) -> argparse.Namespace:
 
 
 def main(words: list[str] | None = None) -> None:
-    """Measure everything, write the results, refresh the README."""
+    """Measure everything, write the results, refresh the pages."""
     options, about, begin = parse(words), machine(), time.monotonic()
     if why_not := network_hosts.why_not():
         sys.exit(why_not)

@@ -19,7 +19,7 @@ import numpy as np
 
 import funccoll as fc
 from benchmarks.measure import extremes, machine, record
-from benchmarks.readme_table import comm_hooks as table
+from benchmarks.result_tables import comm_hooks as table
 from funccoll import P, comm_hooks
 from funccoll.parallel.buckets import CommHook
 

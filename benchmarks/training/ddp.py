@@ -11,7 +11,7 @@ Every step of ours also yields the mean loss over the ranks, an all_reduce more 
 manual shows it and with the options that make it faster; goals are judged against the faster one. Its Python may be
 another one than ours (`--torch-python`); without torch the results say so.
 
-Writes benchmarks/results/ddp.json and the README's table.
+Writes benchmarks/results/ddp.json and its table in docs/benchmarks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from benchmarks.one_host.host import write
 from benchmarks.one_host.host_jobs import Job, cores, funccoll_run
 from benchmarks.one_host.host_ratios import rounded
 from benchmarks.rank import rank_words
-from benchmarks.readme_table import refresh
+from benchmarks.result_tables import refresh
 from benchmarks.training.ddp_cases import NETWORKS, Network, Way
 from benchmarks.training.ddp_placement import PLACEMENTS
 from funccoll.core.display import size_text

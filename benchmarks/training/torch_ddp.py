@@ -10,7 +10,7 @@ same parameters, is checked first.
 long at most. That goes to results/torch_ddp_before.json.
 
 Goals are judged against the better of torch's two ways: the faster step, and the shorter communication. Writes
-benchmarks/results/torch_ddp.json and the README's table.
+benchmarks/results/torch_ddp.json and its table in docs/benchmarks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from benchmarks.one_host.host import write
 from benchmarks.one_host.host_jobs import Job, cores, funccoll_run
 from benchmarks.one_host.host_ratios import rounded
 from benchmarks.rank import rank_words
-from benchmarks.readme_table import refresh
+from benchmarks.result_tables import refresh
 
 RESULTS = Path(__file__).parents[1] / "results" / "torch_ddp.json"
 BEFORE = RESULTS.with_name("torch_ddp_before.json")

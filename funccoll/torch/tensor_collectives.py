@@ -111,7 +111,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _transpose(name: str, ct: torch.Tensor, mesh: Mesh, axis: Axes, *options: Any) -> torch.Tensor:
-    """The transpose of a linear collective, by the table in ARCHITECTURE.md section 4; all ranks' outputs are summed over."""
+    """The transpose of a linear collective, by the table in docs/design/types.md; all ranks' outputs are summed over."""
     if name == "all_reduce":
         return all_reduce(ct, mesh, axis, op=options[0])
     if name == "all_gather":

@@ -1,4 +1,4 @@
-"""The page docs/numpy.md, from the table of functions and its cases: `python -m tests.docs.numpy_page` writes it."""
+"""The page docs/guides/numpy.md, from the table of functions and its cases: `python -m tests.docs.numpy_page` writes it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.cases.all_numpy_cases import CASES
 from tests.support.cases.derivative_cases import section
 from tests.support.cases.numpy_cases import SMOOTH
 
-PAGE = Path(__file__).parents[2] / "docs" / "numpy.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "numpy.md"
 HEAD = """# NumPy in traced functions
 
 `python -m tests.docs.numpy_page` writes this page from the table of functions (`funccoll.supported_functions()`) and from the
@@ -26,7 +26,11 @@ cases that test it. NumPy's own functions are called, on traced arrays as on oth
 ```python
 import numpy as np, funccoll as fc
 
-fc.grad(lambda x: np.sum(np.sort(x)[-3:]))(np.array([3.0, 1.0, 2.0, 5.0]))   # [1, 0, 1, 1]
+print(fc.grad(lambda x: np.sum(np.sort(x)[-3:]))(np.array([3.0, 1.0, 2.0, 5.0])))
+```
+
+```text
+[1. 0. 1. 1.]
 ```
 
 A function without a note takes all of NumPy's arguments but `out=` (use the returned value), and `order=`, `subok=`, `copy=`
@@ -127,5 +131,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text(page())

@@ -1,4 +1,4 @@
-"""The README's section for those who come from other libraries: what stands beside our lines is right, as far as it runs."""
+"""The guide for those who come from other libraries: what stands beside our lines is right, as far as it runs."""
 
 import re
 from pathlib import Path
@@ -9,8 +9,7 @@ import pytest
 import funccoll as fc
 from funccoll import P
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
-SECTION = README[README.index("## Coming from") : README.index("## Demo")]
+SECTION = (Path(__file__).parents[2] / "docs" / "guides" / "coming_from.md").read_text()
 BLOCKS = dict(zip(("jax", "mpi4py", "torch"), re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL), strict=True))
 PAIR = re.compile(r"^( *)(\w+ = |)(\S.*?) +# (.+)$", re.MULTILINE)
 

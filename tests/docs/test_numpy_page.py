@@ -1,4 +1,4 @@
-"""docs/numpy.md says what the table of functions holds."""
+"""docs/guides/numpy.md says what the table of functions holds."""
 
 import re
 

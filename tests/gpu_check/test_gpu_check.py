@@ -199,14 +199,13 @@ def test_the_summary_is_one_page(tmp_path):
 
 
 def test_the_readmes_table_is_the_recorded_run():
-    from benchmarks import readme_table
+    from benchmarks import result_tables
 
-    begin, end = readme_table.marks("gpu")
-    assert (ROOT / "README.md").read_text().partition(begin)[2].partition(end)[0].strip() == readme_table.gpu()
+    assert result_tables.shown("gpu") == result_tables.gpu()
     facts = {"what": "machine", "says": "a GPU", "driver": "CUDA 13.0", "nccl": 23000}
     goal = {"what": "all_reduce", "says": "7 µs", "figure": True, "goal": "≤ 10 µs", "met": False}
     part = {"about": "parts", "commit": "abc", "trials": {"facts": {"state": "done", "findings": [facts, goal]}}}
-    text = readme_table.gpu_tables({"facts": part, "speed": part})
+    text = result_tables.gpu_tables({"facts": part, "speed": part})
     assert "| speed | parts | 1 done |" in text and "| all_reduce | 7 µs | ≤ 10 µs: **missed** |" in text
     assert text.endswith("commit abc on a GPU; driver CUDA 13.0, NCCL 23000.")
 

@@ -8,5 +8,5 @@ from tests.support.benchmark_records import ROOT
 
 
 @pytest.fixture
-def readme_table():
-    return runpy.run_path(str(ROOT / "benchmarks" / "readme_table.py"))
+def result_tables():
+    return runpy.run_path(str(ROOT / "benchmarks" / "result_tables.py"))

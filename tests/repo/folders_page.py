@@ -1,4 +1,4 @@
-"""The folders of ARCHITECTURE.md section 3, from their docstrings: `python -m tests.repo.folders_page` writes the table."""
+"""The folders of docs/design/folders.md, from their docstrings: `python -m tests.repo.folders_page` writes the table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.repo.layers import ORDERS, PLANNED, ROOT
 
-PAGE = ROOT.parent / "ARCHITECTURE.md"
+PAGE = ROOT.parent / "docs" / "design" / "folders.md"
 HEAD = "| folder or file | what is there, and what it may import |\n|---|---|\n"
 
 

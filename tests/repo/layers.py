@@ -1,6 +1,6 @@
 """Layers of the package: the tables of what may import what, and the reading of imports from the source.
 
-The tables are changed together with ARCHITECTURE.md section 3. `test_layering.py` holds the package to them.
+The tables are changed together with docs/design/folders.md. `test_layering.py` holds the package to them.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("function_on_mesh", "program_calls"), ("eager_execution",),
         ("jit", "compile_spmd", "redistribute"),
     ),
-    # The pipeline in its order: ARCHITECTURE.md section 5.
+    # The pipeline in its order: docs/design/compiler.md.
     "compiler.passes": (
         ("rewrite",), ("snapshots",), ("inline",), ("dead_code",), ("common_subexpressions",), ("algebra",),
         ("combine_collectives",), ("choose_algorithms",), ("group_collectives",), ("drop_barriers",), ("buffers",),

@@ -1,4 +1,4 @@
-"""The benchmarks' records: the README's speed table is made from them, and they say what the issue asks."""
+"""The benchmarks' records: the pages' tables are made from them, and they say what the issue asks."""
 
 import ast
 import json
@@ -24,10 +24,8 @@ from tests.support.benchmark_records import RESULTS, ROOT, recorded
         "speed:network",
     ],
 )
-def test_the_readmes_tables_are_the_recorded_ones(readme_table, name):
-    text = (ROOT / "README.md").read_text()
-    begin, end = readme_table["marks"](name)
-    assert text.partition(begin)[2].partition(end)[0].strip() == readme_table["TABLES"][name]()
+def test_the_pages_tables_are_the_recorded_ones(result_tables, name):
+    assert result_tables["shown"](name) == result_tables["TABLES"][name]()
 
 
 def test_what_schedules_cost_is_recorded_stage_by_stage():
@@ -116,7 +114,7 @@ def test_growth_is_judged_by_the_median():
     assert growth_row("rows", "again", [3.0, 3.2, 9.0])["met"]
 
 
-def test_the_table_of_gpus_says_what_lost_and_which_commits_ran(readme_table):
+def test_the_table_of_gpus_says_what_lost_and_which_commits_ran(result_tables):
     facts = {"what": "machine", "says": "a GPU", "driver": "CUDA 13.0", "nccl": 22809}
     peers = [("JAX", 0.5, 0.9), ("JAX", 0.9, 1.1), ("torch", 1.1, 1.2), ("funccoll on 2 devices", 2.0, 2.1)]
     steps = [
@@ -125,14 +123,14 @@ def test_the_table_of_gpus_says_what_lost_and_which_commits_ran(readme_table):
     ]
     part = lambda commit, findings: {"about": "", "commit": commit, "trials": {"one": {"state": "done", "findings": findings}}}
     report = {"facts": {"trials": {"facts": {"findings": [facts]}}}, "first": part("abc", steps), "speed": part("def", [])}
-    text = readme_table["gpu_tables"](report)
+    text = result_tables["gpu_tables"](report)
     verdicts = [line.split(" | ")[-1].strip(" |") for line in text.splitlines() if line.startswith("| step")]
     assert verdicts == ["**slower**", "as fast", "faster", ""]
     assert "of commits abc (first) and def (speed) on a GPU" in text
 
 
 @pytest.mark.slow
-def test_the_language_is_measured_in_two_processes(tmp_path, readme_table):
+def test_the_language_is_measured_in_two_processes(tmp_path, result_tables):
     pytest.importorskip("jax")
     from benchmarks.programs import language
 
@@ -143,7 +141,7 @@ def test_the_language_is_measured_in_two_processes(tmp_path, readme_table):
     compiled, ran = data["lines"]["vmap"]["rows"]
     assert (compiled["measure"], ran["measure"], ran["goal"]) == ("compile", "run", 1.2)
     assert compiled["jax"]["median"] > 0 and "jax" not in data["lines"]["collectives"]["rows"][0]
-    assert "by vmap | run |" in readme_table["language_tables"](data)
+    assert "by vmap | run |" in result_tables["language_tables"](data)
 
 
 # ---------------------------------------------------------------- one call, layer by layer
@@ -266,7 +264,7 @@ def test_machine_instructions_are_counted_one_by_one():
 def test_one_call_is_profiled_in_real_processes(tmp_path, monkeypatch, capfd):
     from benchmarks.calls import call_profile
 
-    monkeypatch.setattr("benchmarks.measure.refresh", lambda: None)  # it would rewrite this checkout's README
+    monkeypatch.setattr("benchmarks.measure.refresh", lambda: None)  # it would rewrite this checkout's pages
     few = ["--turns", "4", "--calls", "20", "--pause", "0"]
     call_profile.main([*few, "--out", str(tmp_path / "r")])
     check_call_profile(json.loads((tmp_path / "r").read_text()), ["now", "now, no extension"])

@@ -49,7 +49,7 @@ def test_the_record_of_the_host_is_of_a_full_run():
 
 
 @pytest.mark.slow
-def test_the_host_is_measured_with_real_processes(tmp_path, readme_table, monkeypatch):
+def test_the_host_is_measured_with_real_processes(tmp_path, result_tables, monkeypatch):
     """Arrays from 64 KiB are compared with the memory's limit, too."""
     from benchmarks.one_host import host
 
@@ -73,7 +73,7 @@ def test_the_host_is_measured_with_real_processes(tmp_path, readme_table, monkey
     limits = [c["limit"] for c in data["cases"] if "limit" in c]
     assert [set(limit["calibrated_us"]) for limit in limits] == 4 * [ways]
     assert all(limit["way"] == min(limit["calibrated_us"], key=limit["calibrated_us"].get) for limit in limits)
-    assert "| 4 B or 8 B |" in readme_table["host_tables"](data)
+    assert "| 4 B or 8 B |" in result_tables["host_tables"](data)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_the_host_is_measured_with_real_processes(tmp_path, readme_table, monkey
         pytest.param("2,4", marks=pytest.mark.exhaustive),  # more than there are cores
     ],
 )
-def test_the_host_is_measured_against_every_peer_that_is_installed(ranks, tmp_path, readme_table, monkeypatch):
+def test_the_host_is_measured_against_every_peer_that_is_installed(ranks, tmp_path, result_tables, monkeypatch):
     from benchmarks.one_host import host, peers
 
     monkeypatch.setattr(host, "TURN_SECONDS", 0.004)
@@ -101,7 +101,7 @@ def test_the_host_is_measured_against_every_peer_that_is_installed(ranks, tmp_pa
         assert ways <= set(data["contenders"])
         assert {c["mpi"]["way"] for c in data["cases"]} <= ways
     assert data["start"]["cold_seconds"] > data["start"]["ours"]["median_us"] / 1e6
-    assert "| 64 KiB |" in readme_table["host_tables"](data)
+    assert "| 64 KiB |" in result_tables["host_tables"](data)
 
 
 def product_of(tables, kinds):
@@ -262,7 +262,7 @@ def test_many_small_collectives_are_measured_with_real_processes(tmp_path, monke
     from benchmarks.one_host import peers
 
     without = ["--without-mpi"] if "mpi" in peers.missing_peers() else []
-    monkeypatch.setattr("benchmarks.measure.refresh", lambda: None)  # it would rewrite this checkout's README
+    monkeypatch.setattr("benchmarks.measure.refresh", lambda: None)  # it would rewrite this checkout's pages
     many_small.main(["--rounds", "2", "--turn", "0.002", "--out", str(tmp_path / "r"), *without])
     data = json.loads((tmp_path / "r").read_text())
     check_many_small(data)
@@ -307,7 +307,7 @@ def test_the_record_of_several_hosts_is_of_a_full_run():
         pytest.param("mpich", marks=pytest.mark.exhaustive),
     ],
 )
-def test_several_hosts_are_measured_with_real_processes(vendor, tmp_path, readme_table):
+def test_several_hosts_are_measured_with_real_processes(vendor, tmp_path, result_tables):
     from benchmarks.several_hosts import mpi
 
     if why_not := mpi.network_hosts.why_not() or mpi.mpi_vendors.why_not(vendor):
@@ -320,7 +320,7 @@ def test_several_hosts_are_measured_with_real_processes(vendor, tmp_path, readme
     every = product(("unlimited", "1 Gbit/s"), (64, 65536), ("native", "python"))
     assert found == [(link, table, nbytes) for link, nbytes, table in every]
     assert all(goal["met"] is not None for goal in data["goals"])
-    assert "| 64 KiB |" in readme_table["network_tables"](data)
+    assert "| 64 KiB |" in result_tables["network_tables"](data)
 
 
 def network_case(nbytes, ours, mpi, layout="2 x 1", link="unlimited"):

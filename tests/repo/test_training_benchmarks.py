@@ -45,7 +45,7 @@ def test_the_step_overhead_is_measured_with_real_processes(tmp_path, monkeypatch
     pytest.importorskip("sklearn")
     from benchmarks.calls import step_overhead
 
-    monkeypatch.setattr("benchmarks.measure.refresh", lambda: None)  # it would rewrite this checkout's README
+    monkeypatch.setattr("benchmarks.measure.refresh", lambda: None)  # it would rewrite this checkout's pages
     step_overhead.main(["--rounds", "2", "--turn", "0.003", "--out", str(tmp_path / "r")])
     check_step_overhead(json.loads((tmp_path / "r").read_text()), ["now", "now, no extension"])
 
@@ -129,14 +129,14 @@ def test_the_record_of_torch_modules_is_of_a_full_run():
 
 
 @pytest.mark.slow
-def test_torch_modules_are_measured_with_real_processes(tmp_path, readme_table):
+def test_torch_modules_are_measured_with_real_processes(tmp_path, result_tables):
     from benchmarks.training import torch_ddp
 
     torch_ddp.main(["--patience", "0", "--rounds", "2", "--tasks", "1", "--out", str(tmp_path / "r")])
     data = json.loads((tmp_path / "r").read_text())
     check_torch_ddp(data)
     assert [goal["task"] for goal in data["goals"]] == ["MLP 8 x 64"]
-    assert "| MLP 8 x 64: 130 KiB |" in readme_table["torch_tables"](data)
+    assert "| MLP 8 x 64: 130 KiB |" in result_tables["torch_tables"](data)
 
 
 def test_ratios_are_to_the_better_of_torch_and_decide_the_goals():

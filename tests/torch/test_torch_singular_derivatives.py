@@ -1,4 +1,4 @@
-"""Derivatives of torch at kinks, ties and poles are what docs/numpy.md says; the names of funccoll.torch."""
+"""Derivatives of torch at kinks, ties and poles are what docs/guides/numpy.md says; the names of funccoll.torch."""
 
 from __future__ import annotations
 

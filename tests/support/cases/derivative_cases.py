@@ -1,6 +1,7 @@
 """Derivatives at points where a function has none: at kinks, ties, poles and where 0/0 stands in the chain rule.
 
-One table for docs/numpy.md, test_singular_derivatives.py, which compares ours with it, and test_torch_singular_derivatives.py.
+One table for docs/guides/numpy.md, for test_singular_derivatives.py, which compares ours with it, and for
+test_torch_singular_derivatives.py.
 """
 
 from __future__ import annotations
@@ -215,7 +216,7 @@ def _cells(row: Row) -> str:
 
 
 def section() -> list[str]:
-    """The section of docs/numpy.md."""
+    """The section of docs/guides/numpy.md."""
     return [
         "## Derivatives at kinks, ties and poles",
         "",

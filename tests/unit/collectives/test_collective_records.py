@@ -27,7 +27,7 @@ from tests.support.spmd import MESHES, per_device
 
 FOLDER = Path(package.__file__).parent
 SHARED = {"__init__", "record", "functions"}
-DESIGN = (Path(__file__).parents[3] / "ARCHITECTURE.md").read_text(encoding="utf-8")
+DESIGN = (Path(__file__).parents[3] / "docs" / "design" / "types.md").read_text(encoding="utf-8")
 
 
 def test_one_file_and_one_kind_for_each_collective():

@@ -247,7 +247,7 @@ def test_spec_like_of_traced_arrays():
 
 
 def test_split_parameters_and_states_are_saved_whole_and_loaded(tmp_path):
-    """The README's way, without DataParallel: gathered, written by NumPy, and split again by the step that takes them."""
+    """The guide's way, without DataParallel: gathered, written by NumPy, and split again by the step that takes them."""
     optimizer, specs = optim.adam(0.1), {"b": P(), "w": P("model")}
     mesh = fc.make_mesh({"model": 4})
     states = optim.state_specs(optimizer, specs)

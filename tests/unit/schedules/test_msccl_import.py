@@ -328,7 +328,7 @@ def test_a_program_that_does_something_else_is_refused_with_its_line():
 
 
 def test_ranks_that_add_in_different_orders_are_refused():
-    """Sums that are equal but for their rounding: the README says so where it speaks of MSCCL's files."""
+    """Sums that are equal but for their rounding: the guide to schedules says so."""
     words = r"different orders, so their bits would differ\. .*that of rank 2 x0\[0\] \+ x2\[0\] \+ x1\[0\], .*the same for all"
     with pytest.raises(ScheduleError, match=words) as caught:
         fs.from_msccl_xml(pairs(3, own_first=True))

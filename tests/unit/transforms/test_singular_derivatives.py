@@ -1,4 +1,4 @@
-"""Derivatives at kinks, ties and poles are what docs/numpy.md says: ours in every mode and dtype.
+"""Derivatives at kinks, ties and poles are what docs/guides/numpy.md says: ours in every mode and dtype.
 
 tests/torch/test_torch_singular_derivatives.py holds the page to torch.
 """

@@ -1,4 +1,4 @@
-"""The README's tables of times, made from benchmarks/results/*.json (a test checks that they agree)."""
+"""The tables of README and of docs/benchmarks, made from benchmarks/results/*.json (a test checks that they agree)."""
 
 from __future__ import annotations
 
@@ -523,19 +523,33 @@ TABLES = {
 }
 
 
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs" / "benchmarks").glob("*.md")))
+"""The pages with tables."""
+
+
 def marks(name: str) -> tuple[str, str]:
-    """The markers before and after a table in the README."""
+    """The markers before and after a table in its page."""
     return f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
 
 
+def shown(name: str) -> str:
+    """The table that a page has; an error if no page, or several, have it."""
+    begin, end = marks(name)
+    (found,) = (text for text in (page.read_text(encoding="utf-8") for page in PAGES) if begin in text)
+    return found.partition(begin)[2].partition(end)[0].strip()
+
+
 def refresh() -> None:
-    """Put the tables between the README's markers."""
-    path = ROOT / "README.md"
-    for name, table in TABLES.items():
-        begin, end = marks(name)
-        head, _, rest = path.read_text().partition(begin)
-        _, _, tail = rest.partition(end)
-        path.write_text(f"{head}{begin}\n{table()}\n{end}{tail}")
+    """Put the tables between the markers of their pages."""
+    for page in PAGES:
+        text = old = page.read_text(encoding="utf-8")
+        for name, table in TABLES.items():
+            begin, end = marks(name)
+            head, found, rest = text.partition(begin)
+            if found:
+                text = f"{head}{begin}\n{table()}\n{end}{rest.partition(end)[2]}"
+        if text != old:
+            page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

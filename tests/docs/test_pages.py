@@ -1,4 +1,4 @@
-"""The README's code runs, and prints what the README says. `python -m tests.docs.test_readme` writes the outputs anew."""
+"""The pages' code runs, and prints what the page says. `python -m tests.docs.test_pages [PAGES]` writes the outputs anew."""
 
 import os
 import re
@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.pages import BLOCK, CONSOLE, DOCS, GPU_BLOCK, ROOT, blocks, pages
 from tests.support.ranks.ranks import TORCH, Ranks
 
-ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-BLOCK = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text\n(?P<output>.*?)```\n)?", re.DOTALL)
-GPU_BLOCK = re.compile(BLOCK.pattern.replace("```python", "```py"), re.DOTALL)
+DEMO_PAGE = DOCS / "get_started" / "demo.md"
 FORKED = """
 import os, runpy, sys
 for name in [name for name in os.environ if name.startswith("FUNCCOLL_R") or name == "FUNCCOLL_WORLD_SIZE"]:
@@ -24,7 +23,8 @@ os.chdir({directory!r})
 sys.argv, sys.path[0] = ["example.py"], {directory!r}
 runpy.run_path("example.py", run_name="__main__")
 """
-DEMO = re.compile(r"```console\n(?P<output>.*?)```\n", re.DOTALL)
+UNCHECKED = {"ARCHITECTURE.md", "docs/design/overview.md"}
+"""Pages whose block is a sketch: its names come from a text around it."""
 
 
 def run(arguments, directory):
@@ -62,31 +62,31 @@ def printed(code, forked=True):
 
 
 def words(text):
-    """Lines may be wrapped in the README."""
+    """The words of a text, whose lines a page may wrap."""
     return " ".join(text.split())
 
 
-def blocks():
-    return [m.groupdict() for m in BLOCK.finditer(README.read_text())]
+RUN = {block.code: block for block in reversed([b for b in blocks() if b.page not in UNCHECKED])}
+"""The blocks, without those that a page has from another one."""
 
 
-@pytest.mark.parametrize("block", blocks(), ids=lambda b: b["code"].split("\n")[-2])
-def test_code_prints_what_the_readme_says(block):
-    """The first block has an interpreter of its own, as a user's script has."""
-    assert words(printed(block["code"], forked=block != blocks()[0])) == words(block["output"] or "")
+@pytest.mark.parametrize("block", sorted(RUN.values()), ids=str)
+def test_code_prints_what_the_page_says(block):
+    """README's first block has an interpreter of its own, as a user's script has."""
+    assert words(printed(block.code, forked=block.page != README.name)) == words(block.output or "")
 
 
-@pytest.mark.parametrize("block", [m.groupdict() for m in GPU_BLOCK.finditer(README.read_text())], ids=["mesh", "CuPy"])
+@pytest.mark.parametrize("block", [*blocks(GPU_BLOCK)], ids=str)
 def test_code_for_a_gpu_prints_the_same_on_a_cpu(block):
-    """Blocks for a GPU are marked `py`: with "cpu" for "cuda", and NumPy for CuPy, they print what the README says."""
-    code = block["code"].replace('"cuda"', '"cpu"').replace("import cupy, numpy as np", "import numpy as np, numpy as cupy")
-    assert code != block["code"]
-    assert words(printed(code)) == words(block["output"]).replace("cupy", "numpy")
+    """With "cpu" for "cuda", and NumPy for CuPy, blocks for a GPU print what the page says."""
+    code = block.code.replace('"cuda"', '"cpu"').replace("import cupy, numpy as np", "import numpy as np, numpy as cupy")
+    assert code != block.code
+    assert words(printed(code)) == words(block.output).replace("cupy", "numpy")
 
 
 def test_every_python_block_has_its_output():
-    assert len(blocks()) >= 5
-    assert all(b["output"] for b in blocks())
+    assert len(RUN) > 15
+    assert not [str(block) for block in RUN.values() if not block.output]
 
 
 def masked(line):
@@ -112,43 +112,29 @@ def demo():
 @pytest.mark.slow
 def test_demo_output():
     pytest.importorskip("sklearn")
-    shown = DEMO.search(README.read_text())["output"]
+    shown = CONSOLE.search(DEMO_PAGE.read_text())["output"]
     assert [masked(line) for line in shown.splitlines()] == [masked(line) for line in demo().splitlines()]
 
 
-def test_files_that_the_readme_names_exist():
-    text = README.read_text()
-    named = set(re.findall(r"`((?:tests|notebooks|benchmarks)/[\w./]+)`", text)) | set(re.findall(r"\]\(([\w./]+)\)", text))
-    assert len(named) > 5
-    missing = sorted(n for n in named if not (ROOT / n).exists())
-    assert not missing
+def named_files():
+    """(page, file of the repository that it names)."""
+    for path in pages():
+        text = path.read_text(encoding="utf-8")
+        for name in re.findall(r"`((?:tests|notebooks|benchmarks|docs|funccoll)/[\w./]+)`", text):
+            yield path.name, ROOT / name
+        for name in re.findall(r"\]\((?!https?:)([\w./]+)(?:#[\w-]+)?\)", text):
+            yield path.name, path.parent / name
 
 
-def test_sections_are_in_order():
-    headings = re.findall(r"^## (.+)$", README.read_text(), re.MULTILINE)
-    wanted = [
-        "Install",
-        "Example",
-        "Data parallelism",
-        "Loops and branches",
-        "PyTorch",
-        "Several hosts",
-        "GPU quick start",
-        "Schedules",
-        "Explore",
-        "When to use it, and when not",
-        "Coming from JAX, mpi4py or torch",
-        "Demo",
-        "Status",
-        "Speed",
-        "Errors",
-    ]
-    assert headings[: len(wanted)] == wanted
-    assert README.read_text().count("<!-- speed:") == 18  # the tables begin and end
+def test_files_that_the_pages_name_exist():
+    found = list(named_files())
+    assert len(found) > 50
+    written_later = "NAME"  # of a file that a reader is told to write
+    assert sorted({f"{page}: {file}" for page, file in found if not file.exists() and written_later not in file.name}) == []
 
 
-def rewrite():
-    """Run everything and write the outputs into the README."""
+def rewrite(names):
+    """Run the code of these pages, or of all, and write the outputs into them."""
 
     def wrapped(line):
         return textwrap.fill(line, 110) if line.startswith("funccoll.") else line.rstrip()
@@ -157,10 +143,15 @@ def rewrite():
         output = "\n".join(wrapped(line) for line in printed(match["code"]).strip("\n").split("\n"))
         return f"```python\n{match['code']}```\n\n```text\n{output}\n```\n"
 
-    text = BLOCK.sub(replace, README.read_text())
-    shown = demo()
-    README.write_text(DEMO.sub(lambda _: f"```console\n{shown}\n```\n", text))
+    for path in pages():
+        if path.relative_to(ROOT).as_posix() in UNCHECKED or (names and path.name not in names):
+            continue
+        text = BLOCK.sub(replace, path.read_text(encoding="utf-8"))
+        if path == DEMO_PAGE:
+            shown = demo()
+            text = CONSOLE.sub(lambda _, shown=shown: f"```console\n{shown}\n```\n", text)
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    rewrite()
+    rewrite(sys.argv[1:])
