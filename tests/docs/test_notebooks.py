@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.repo.prose import PHRASES, prose_errors
 from tests.support.lazy_modules import LazyModule, lazily, need
 from tests.support.processes_left import VARIABLE, marked, wait_until_gone
 
@@ -77,17 +76,14 @@ def test_its_first_cell_says_what_the_reader_will_be_able_to_do(path):
 
 
 @by_name
-def test_its_prose_and_code_follow_the_rules(path):
+def test_its_links_and_code_follow_the_rules(path):
     notebook = read(path)
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            for rule, pattern in PHRASES.items():
-                assert not (found := re.search(rf"(?i){pattern}", cell.source)), f"{rule}: {found[0]} in {cell.source}"
             for name in re.findall(r"\]\(([^)#:]+)\)", cell.source):
                 assert (FOLDER / name).exists(), f"a link to {name}"
         else:
             ast.parse(cell.source)
-            assert prose_errors(cell.source) == []
             assert max(map(len, cell.source.split("\n"))) <= 120
             assert len(cell.source.split("\n")) <= 30, "a cell has one idea"
 
