@@ -23,7 +23,18 @@ __all__ = ["dropout", "erf", "gelu", "relu", "sigmoid", "silu", "softplus"]
 
 
 def relu(x: Shaped[Any, "*s"]) -> Shaped[Any, "*s"]:
-    """max(x, 0), elementwise; its gradient at 0 is 0. Any shape; the dtype is kept."""
+    """Return max(x, 0), elementwise. Its gradient at 0 is 0.
+
+    Args:
+        x: An array of any shape.
+
+    Returns:
+        An array with the shape and dtype of `x`.
+
+    Example:
+        >>> print(fc.nn.relu(np.array([-1.0, 0.0, 2.0])))
+        [0. 0. 2.]
+    """
     return _relu(as_traceable(x))
 
 
@@ -44,7 +55,18 @@ _relu.defvjp(_relu_forward, _relu_backward)
 
 
 def sigmoid(x: Float[Any, "*s"]) -> Float[Any, "*s"]:
-    """1 / (1 + exp(-x)), elementwise, without overflow, accurate at both ends. Any shape; the dtype is kept."""
+    """Return 1 / (1 + exp(-x)), elementwise. It does not overflow, and is accurate at both ends.
+
+    Args:
+        x: Floats of any shape.
+
+    Returns:
+        An array with the shape and dtype of `x`.
+
+    Example:
+        >>> print(fc.nn.sigmoid(np.array([-1000.0, 0.0, 1000.0])))
+        [0.  0.5 1. ]
+    """
     return _sigmoid(as_traceable(x))
 
 
@@ -55,7 +77,7 @@ def _sigmoid(x: Any) -> Any:
 
 
 def _sigmoid_forward(x: Any) -> tuple[Any, Any]:
-    out = _sigmoid(x)  # with its rule: higher derivatives do not see the abs, which has a corner at 0
+    out = _sigmoid(x)  # uses its rule: higher derivatives must not see the abs, with its corner at 0
     return out, out
 
 
@@ -67,15 +89,43 @@ _sigmoid.defvjp(_sigmoid_forward, _sigmoid_backward)
 
 
 def erf(x: Float[Any, "*s"]) -> Float[Any, "*s"]:
-    """The error function, elementwise, for real floats. Exact, and slow: one libm call for each element."""
+    """Return the error function of each element. It is exact and slow, with one libm call an element.
+
+    Args:
+        x: Real floats of any shape.
+
+    Returns:
+        An array with the shape and dtype of `x`.
+
+    Example:
+        >>> print(fc.nn.erf(np.array([-1.0, 0.0, 1.0])).round(4))
+        [-0.8427  0.      0.8427]
+    """
     return bind(erf_p, as_traceable(x))
 
 
 def gelu(x: Float[Any, "*s"], approximate: bool | str = True) -> Float[Any, "*s"]:
-    """Gaussian error linear unit, elementwise: x Φ(x). Any shape; the dtype is kept.
+    """Return the Gaussian error linear unit x Φ(x), elementwise. Φ is the distribution function of the normal distribution.
 
-    With `approximate` (True by default, as in JAX), the tanh form; torch's "tanh" and "none" are True and False. Raises:
-    DTypeError for another word. Source: Hendrycks and Gimpel, 2016.
+    Source: Hendrycks and Gimpel, 2016.
+
+    Args:
+        x: Floats of any shape. 16-bit floats are computed in float32.
+        approximate: True (the default, as in JAX) computes Φ with tanh, and False with erf. torch's "tanh" and "none" mean the
+            same.
+
+    Returns:
+        An array with the shape and dtype of `x`.
+
+    Raises:
+        DTypeError: If `approximate` is another word.
+
+    Example:
+        >>> x = np.array([-1.0, 0.0, 1.0])
+        >>> print(fc.nn.gelu(x).round(4))
+        [-0.1588  0.      0.8412]
+        >>> print(fc.nn.gelu(x, approximate=False).round(4))
+        [-0.1587  0.      0.8413]
     """
     given, x = as_traceable(x), wide(x)
     if isinstance(approximate, str):
@@ -89,16 +139,39 @@ def gelu(x: Float[Any, "*s"], approximate: bool | str = True) -> Float[Any, "*s"
 
 
 def silu(x: Float[Any, "*s"]) -> Float[Any, "*s"]:
-    """x sigmoid(x), elementwise, also called swish. Any shape; the dtype is kept. 0 at -inf, where x * 0 would be NaN.
+    """Return x sigmoid(x), elementwise. It is also called swish.
+
+    At -inf the result is 0. A plain product there would be NaN.
 
     Source: Elfwing, Uchibe and Doya, 2018.
+
+    Args:
+        x: Floats of any shape. 16-bit floats are computed in float32.
+
+    Returns:
+        An array with the shape and dtype of `x`.
+
+    Example:
+        >>> print(fc.nn.silu(np.array([-np.inf, 0.0, 1.0])).round(4))
+        [0.     0.     0.7311]
     """
     given, x = as_traceable(x), wide(x)
     return narrow(np.where(x == -np.inf, np.zeros((), x.dtype), x) * sigmoid(x), given)
 
 
 def softplus(x: Float[Any, "*s"]) -> Float[Any, "*s"]:
-    """log(1 + exp(x)), elementwise, without overflow; its gradient is sigmoid(x). Any shape; the dtype is kept."""
+    """Return log(1 + exp(x)), elementwise, without overflow. Its gradient is sigmoid(x).
+
+    Args:
+        x: Floats of any shape. 16-bit floats are computed in float32.
+
+    Returns:
+        An array with the shape and dtype of `x`.
+
+    Example:
+        >>> print(fc.nn.softplus(np.array([-1000.0, 0.0, 1000.0])).round(4))
+        [0.000e+00 6.931e-01 1.000e+03]
+    """
     given, x = as_traceable(x), wide(x)
     return narrow(_softplus(x), given)
 
@@ -113,10 +186,26 @@ _softplus.defvjp(lambda x: (np.logaddexp(x, np.zeros((), x.dtype)), x), lambda x
 
 @explains_keywords("fc.nn.dropout")
 def dropout(key: UInt64[Any, "2"], x: Float[Any, "*s"], rate: Any) -> Float[Any, "*s"]:
-    """Elements of `x` set to 0 with probability `rate`, the others divided by 1 - rate: so the expected value is x.
+    """Set each element to 0 with probability `rate`, and divide the others by 1 - rate. The expected value is then `x`.
 
-    `rate` is a scalar in [0, 1]; a traced one is not checked. At 1 all is 0. For evaluation, leave it out. The same key drops
-    the same elements. Source: Srivastava et al., 2014.
+    The same key drops the same elements. Leave dropout out for evaluation.
+
+    Source: Srivastava et al., 2014.
+
+    Args:
+        key: A key of `fc.random.key`. Fold the device's index into it if each device should drop other elements.
+        x: Floats of any shape.
+        rate: A scalar from 0 to 1. At 1 all elements are 0. A traced rate is not checked.
+
+    Returns:
+        An array with the shape and dtype of `x`.
+
+    Raises:
+        ShapeError: If `rate` is not a scalar, or is known and outside of [0, 1].
+
+    Example:
+        >>> print(fc.nn.dropout(fc.random.key(0), np.ones(8), 0.5))
+        [2. 2. 2. 0. 0. 2. 0. 0.]
     """
     x, rate = as_traceable(x), as_traceable(rate)
     if rate.ndim:

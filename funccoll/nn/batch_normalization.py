@@ -23,10 +23,12 @@ __all__ = ["BatchStats", "batch_norm", "sync_batch_norm", "update_running_stats"
 
 
 class BatchStats(NamedTuple):
-    """Statistics of a batch, equal on all devices that they are over.
+    """Statistics of a batch, equal on all devices of the axes they are over.
 
-    `mean` and `var` have the dimensions that are not reduced; `var` is the biased variance, divided by `count`: the
-    number of elements behind each mean, or the sum of their weights, a scalar.
+    Attributes:
+        mean: The mean. It has the dimensions that are not reduced.
+        var: The biased variance, divided by `count`. It has the shape of `mean`.
+        count: A scalar: the number of elements behind each mean, or the sum of their weights.
     """
 
     mean: Any
@@ -44,21 +46,43 @@ def sync_batch_norm(
     weights: Shaped[Any, "..."] | None = None,
     eps: float = 1e-5,
 ) -> tuple[Float[Any, "*s"], BatchStats]:
-    """Batch normalization with the statistics of the batches of all devices along `axis`.
+    """Normalize a batch with the statistics of the batches of all devices along `axis`. This is the form for training.
 
-    (x - mean) / sqrt(var + eps), then `* scale + bias`; both have the shape of the dimensions that are not reduced, as the
-    statistics have. Mean and variance are over `reduce_dims` (all dimensions but the last; `(0, 2, 3)` for images with
-    channels first) and over `axis`; None is this device's own batch, and so is an axis over which neither `x` nor `weights`
-    vary. The dtype of `x` is kept; 16-bit floats are computed, and their statistics returned, in float32.
+    The result is (x - mean) / sqrt(var + eps), then `* scale + bias`. Mean and variance are over `reduce_dims` and over
+    `axis`. 16-bit floats are computed in float32, and so are their statistics. Weights let devices have different numbers of
+    rows: pad the batches and give the padding the weight 0. If all weights are 0, mean and variance are 0.
 
-    `weights`, of the first dimensions of `x` (or 1 in their place), say how often an element counts: 0 for padding, which
-    must be finite. So devices have different numbers of rows; where all weights are 0, mean and variance are 0.
-
-    One all_gather of count, mean and variance, and all_reduces of as much in the backward pass. Returns the result and the
-    batch's statistics, for `update_running_stats`. Raises: ShapeError, DTypeError; MeshError for an axis outside a mesh.
+    It communicates one all_gather of count, mean and variance, and all_reduces of the same size in the backward pass.
 
     Sources: Ioffe and Szegedy, 2015; Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
     sample variances", 1979.
+
+    Args:
+        x: This device's batch, in real floats.
+        scale: The factors, of the shape of the dimensions that are not reduced, or None.
+        bias: The offsets, of the same shape, or None.
+        axis: The mesh axes whose devices share statistics. With None each device uses its own batch. The same holds for an
+            axis over which neither `x` nor `weights` vary.
+        reduce_dims: The dimensions to reduce, by default all but the last. Use `(0, 2, 3)` for images with channels first.
+        weights: How often each element counts. They have the first dimensions of `x`, or 1 in place of some. Padding, with the
+            weight 0, must be finite.
+        eps: The number added to the variance.
+
+    Returns:
+        The normalized batch, with the shape and dtype of `x`, and its `BatchStats` for `update_running_stats`.
+
+    Raises:
+        ShapeError: If `scale`, `bias` or `weights` do not fit `x`.
+        DTypeError: If `x` does not hold real floats.
+        MeshError: If you name an axis outside a function traced for a mesh.
+
+    Example:
+        >>> mesh = fc.make_mesh({"data": 2})
+        >>> spec = {"in_specs": P("data"), "out_specs": (P("data"), P())}
+        >>> normalize = fc.jit(lambda x: fc.nn.sync_batch_norm(x), mesh=mesh, **spec)
+        >>> out, stats = normalize(np.array([[0.0], [2.0], [4.0], [6.0]]))
+        >>> print(np.round(out, 3).T, stats.mean, stats.var, stats.count)
+        [[-1.342 -0.447  0.447  1.342]] [3.] [5.] 4.0
     """
     x, dtype, over = _batch("sync_batch_norm", x, reduce_dims)
     if axis is not None and not current_interpreter().axis_sizes:
@@ -84,10 +108,10 @@ def sync_batch_norm(
 
 
 def _centred(x: Any, weights: Any, over: tuple[int, ...]) -> tuple[Any, tuple[Any, Any, Any]]:
-    """x - mean, and (mean, sum of the squares of x - mean, count), on one device.
+    """Return x - mean, and (mean, sum of the squares of x - mean, count), on one device.
 
-    NumPy adds the rows of a float32 one by one, so that the mean of many rows far from 0 is wrong by more than they differ.
-    Of what is left when it is subtracted the mean is accurate. Any shift gives the same function: it has no gradient.
+    NumPy adds the rows of a float32 one by one. The mean of many rows far from 0 is then wrong by more than the rows differ.
+    The mean of what is left after subtracting it is accurate. Any shift gives the same function, so the shift has no gradient.
     """
     sizes = (1,) * x.ndim if weights is None else weights.shape
     count: Any = np.asarray(math.prod(x.shape[d] for d in over if sizes[d] == 1), x.dtype)
@@ -108,7 +132,7 @@ def _centred(x: Any, weights: Any, over: tuple[int, ...]) -> tuple[Any, tuple[An
 
 
 def _combined(means: Any, squares: Any, counts: Any) -> tuple[Any, Any, Any]:
-    """(mean, sum of squares, count) of all batches together from those of each, stacked in front."""
+    """Combine the (mean, sum of squares, count) of all batches, stacked in front, into those of one batch."""
     count = np.sum(counts)
     counts = np.reshape(counts, (-1,) + (1,) * (means.ndim - 1))
     shift = stop_gradient(np.sum(counts * means, 0) / _nonzero(count))  # as in `_centred`
@@ -117,7 +141,7 @@ def _combined(means: Any, squares: Any, counts: Any) -> tuple[Any, Any, Any]:
 
 
 def _nonzero(count: Any) -> Any:
-    """A count to divide by: sums of nothing are 0."""
+    """Return a count to divide by. Sums of nothing are 0."""
     return np.where(count == 0, np.ones((), count.dtype), count)
 
 
@@ -131,10 +155,34 @@ def batch_norm(
     reduce_dims: int | tuple[int, ...] | None = None,
     eps: float = 1e-5,
 ) -> Float[Any, "*s"]:
-    """Batch normalization with given statistics, the running ones: the form for evaluation. It does not communicate.
+    """Normalize a batch with given statistics, such as the running ones. This is the form for evaluation.
 
-    (x - mean) / sqrt(var + eps), then `* scale + bias`; all four have the shape of the dimensions that are not in
-    `reduce_dims` (all but the last). The dtype of `x` is kept.
+    It does not communicate. The result is (x - mean) / sqrt(var + eps), then `* scale + bias`. The statistics, `scale` and
+    `bias` have the shape of the dimensions that are not reduced.
+
+    Source: Ioffe and Szegedy, 2015.
+
+    Args:
+        x: The batch, in real floats.
+        scale: The factors, or None.
+        bias: The offsets, or None.
+        mean: The mean to subtract.
+        var: The variance to divide by.
+        reduce_dims: The dimensions over which the statistics were taken, by default all but the last.
+        eps: The number added to the variance.
+
+    Returns:
+        The normalized batch, with the shape and dtype of `x`.
+
+    Raises:
+        ShapeError: If a statistic, `scale` or `bias` does not fit `x`.
+        DTypeError: If `x` does not hold real floats.
+
+    Example:
+        >>> x = np.array([[0.0, 10.0], [2.0, 30.0]])
+        >>> print(fc.nn.batch_norm(x, mean=np.array([1.0, 20.0]), var=np.array([1.0, 100.0])).round(3))
+        [[-1. -1.]
+         [ 1.  1.]]
     """
     x, dtype, over = _batch("batch_norm", x, reduce_dims)
     factor = 1 / np.sqrt(_features("var", var, x, over) + eps)
@@ -147,11 +195,23 @@ def batch_norm(
 
 
 def update_running_stats(running: tuple[Any, Any], stats: BatchStats, momentum: Any = 0.1) -> tuple[Any, Any]:
-    """Running (mean, variance), moved towards those of a batch: (1 - momentum) * running + momentum * batch's.
+    """Move running statistics towards those of a batch: (1 - momentum) * running + momentum * batch's.
 
-    The convention of torch: `momentum` is the weight of the new batch (1 / n for the n-th gives their average), and the
-    running variance is the unbiased one. Start with zeros and ones. dtypes are kept, no gradient flows, and a batch whose
-    weights are all 0 changes nothing.
+    The convention is torch's. `momentum` is the weight of the new batch, and the running variance is the unbiased one. Start
+    with zeros and ones. No gradient flows through the update, and a batch whose weights are all 0 changes nothing.
+
+    Args:
+        running: The running (mean, variance).
+        stats: The `BatchStats` that `sync_batch_norm` returned.
+        momentum: A scalar from 0 to 1. With 1 / n in the n-th step you get the average of all batches.
+
+    Returns:
+        The new (mean, variance), with the dtypes of `running`.
+
+    Example:
+        >>> stats = fc.nn.BatchStats(np.array([2.0]), np.array([4.0]), np.float64(5.0))
+        >>> print(fc.nn.update_running_stats((np.zeros(1), np.ones(1)), stats))
+        (array([0.2]), array([1.4]))
     """
     mean, var = (as_traceable(value) for value in running)
     new = stop_gradient(stats)
@@ -189,18 +249,18 @@ def _features(name: str, value: Any, x: Any, over: tuple[int, ...]) -> Any:
     shape = tuple(n for d, n in enumerate(x.shape) if d not in over)
     if value.shape != shape:
         raise ShapeError(
-            f"batch norm: {name} has shape {value.shape}, and x, of shape {x.shape}, has {shape} where dimensions {over} are "
-            "reduced. Name the reduced ones in reduce_dims."
+            f"batch norm: {name} has shape {value.shape}, and x, of shape {x.shape}, has {shape} when dimensions {over} are "
+            "reduced. Name the reduced dimensions in reduce_dims."
         )
     return np.reshape(value, tuple(1 if d in over else n for d, n in enumerate(x.shape))).astype(x.dtype)
 
 
 def _leading(name: str, weights: Any, x: Any, over: tuple[int, ...]) -> Any:
-    """Weights of the first dimensions of `x`, to broadcast against it."""
+    """Reshape weights of the first dimensions of `x`, so that they broadcast against it."""
     sizes = list(zip(weights.shape, x.shape, strict=False))
     if weights.ndim > x.ndim or any(w != 1 and (w != n or d not in over) for d, (w, n) in enumerate(sizes)):
         raise ShapeError(
             f"{name}: weights have shape {weights.shape}, and x {x.shape}, of which dimensions {over} are reduced: they must "
-            "have the sizes of its first dimensions, or 1, and 1 where a dimension is not reduced."
+            "have the sizes of its first dimensions, or 1, and 1 for a dimension that is not reduced."
         )
     return np.reshape(weights, weights.shape + (1,) * (x.ndim - weights.ndim)).astype(x.dtype)

@@ -1,4 +1,4 @@
-"""Floats of 16 bits, which nn computes in float32 and rounds once."""
+"""Floats of 16 bits: nn computes them in float32, and rounds once."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["narrow", "wide"]
 
 
 def wide(x: Any) -> Any:
-    """16-bit floats as float32: their squares overflow, and long sums of them lose their digits."""
+    """Return 16-bit floats as float32. Their squares overflow, and long sums of them lose their digits."""
     x = as_traceable(x)
     return x.astype(np.float32) if is_inexact(x.dtype) and x.dtype.itemsize == 2 else x
 
 
 def narrow(out: Any, like: Any) -> Any:
-    """A result in the dtype of the argument, where that is a float."""
+    """Return a result in the dtype of the argument, if that is a float."""
     return out.astype(like.dtype) if is_inexact(like.dtype) and out.dtype != like.dtype else out

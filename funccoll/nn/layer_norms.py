@@ -22,9 +22,25 @@ __all__ = ["layer_norm", "rms_norm"]
 def layer_norm(
     x: Float[Any, "*s n"], scale: Float[Any, "n"] | None = None, bias: Float[Any, "n"] | None = None, *, eps: float = 1e-5
 ) -> Float[Any, "*s n"]:
-    """(x - mean) / sqrt(variance + eps) over the last dimension (n), then `* scale + bias` (shape (n,) each).
+    """Normalize over the last dimension: (x - mean) / sqrt(variance + eps), then `* scale + bias`.
 
-    Raises: ShapeError. Source: Ba, Kiros and Hinton, 2016.
+    Source: Ba, Kiros and Hinton, 2016.
+
+    Args:
+        x: Floats of shape (..., n). 16-bit floats are normalized in float32.
+        scale: The factors, of shape (n,), or None.
+        bias: The offsets, of shape (n,), or None.
+        eps: The number added to the variance.
+
+    Returns:
+        An array with the shape of `x`.
+
+    Raises:
+        ShapeError: If `x` is a scalar, or if `scale` or `bias` does not fit it.
+
+    Example:
+        >>> print(fc.nn.layer_norm(np.array([1.0, 2.0, 3.0])).round(3))
+        [-1.225  0.     1.225]
     """
     given, x = _checked("layer_norm", x, scale=scale, bias=bias)
     centred = x - np.mean(x, axis=-1, keepdims=True)
@@ -36,9 +52,24 @@ def layer_norm(
 
 @explains_keywords("fc.nn.rms_norm")
 def rms_norm(x: Float[Any, "*s n"], scale: Float[Any, "n"] | None = None, *, eps: float = 1e-6) -> Float[Any, "*s n"]:
-    """x / sqrt(mean(x²) + eps) over the last dimension (n), then `* scale` (shape (n,)).
+    """Divide by the root mean square over the last dimension: x / sqrt(mean(x²) + eps), then `* scale`.
 
-    Raises: ShapeError. Source: Zhang and Sennrich, 2019.
+    Source: Zhang and Sennrich, 2019.
+
+    Args:
+        x: Floats of shape (..., n). 16-bit floats are normalized in float32.
+        scale: The factors, of shape (n,), or None.
+        eps: The number added to the mean of the squares.
+
+    Returns:
+        An array with the shape of `x`.
+
+    Raises:
+        ShapeError: If `x` is a scalar, or if `scale` does not fit it.
+
+    Example:
+        >>> print(fc.nn.rms_norm(np.array([3.0, 4.0])).round(3))
+        [0.849 1.131]
     """
     given, x = _checked("rms_norm", x, scale=scale)
     out = narrow(x / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + eps), given)
@@ -46,7 +77,7 @@ def rms_norm(x: Float[Any, "*s n"], scale: Float[Any, "n"] | None = None, *, eps
 
 
 def _checked(what: str, x: Any, **parameters: Any) -> tuple[Any, Any]:
-    """x as an array, and in the dtype in which it is computed. Raises ShapeError for parameters of other shapes."""
+    """Return x as an array, and in the dtype to compute in. Raises ShapeError if a parameter's shape does not fit."""
     given = as_traceable(x)
     shape = tuple(given.shape)
     if not shape:

@@ -35,16 +35,36 @@ def attention(
     scale: float | None = None,
     block_size: int | None = None,
 ) -> Float[Any, "*s queries e"]:
-    """softmax(q kᵀ · scale) v: for each query the mean of the values `v`, weighted by how its key fits.
+    """Return softmax(q kᵀ · scale) v. Each query gets the mean of the values, weighted by how well their keys fit.
 
-    Leading dimensions (examples, heads) broadcast. `scale` is 1 / √d by default. A key counts where `mask` is True, which
-    broadcasts to (..., queries, keys), and with `causal` where its number is at most the query's. A query without any key gets
-    zeros, and gives no gradient. 16-bit floats are computed in float32, and rounded once.
+    The leading dimensions (examples, heads) broadcast. A query without any key gets zeros, and gives no gradient. 16-bit
+    floats are computed in float32, and rounded once.
 
-    With `block_size` only the scores of that number of queries and keys exist at a time: they are computed again in the
-    gradient, which can be differentiated again. The values are the same but for rounding.
+    Sources: Vaswani et al., 2017; for blocks Milakov and Gimelshein, 2018; Dao et al., 2022.
 
-    Raises: ShapeError, DTypeError. Sources: Vaswani et al., 2017; for blocks Milakov and Gimelshein, 2018; Dao et al., 2022.
+    Args:
+        q: Queries, real floats of shape (..., queries, d).
+        k: Keys, of shape (..., keys, d), with at least one key.
+        v: Values, of shape (..., keys, e).
+        mask: Booleans that broadcast to (..., queries, keys). A key counts if its element is True. None lets all count.
+        causal: True lets a key count for a query only if its number is at most the query's.
+        scale: The factor of the scores, by default 1 / √d.
+        block_size: The number of queries and keys whose scores exist at a time. The gradient computes the scores again, and
+            you can differentiate it again. Values are the same but for rounding. None computes all scores at once.
+
+    Returns:
+        An array of shape (..., queries, e), with the dtype of `q`.
+
+    Raises:
+        ShapeError: If shapes do not fit, or `block_size` is not a positive integer.
+        DTypeError: If `q`, `k` and `v` are not real floats, or `mask` is not boolean.
+
+    Example:
+        >>> q, k, v = np.ones((1, 2)), np.ones((3, 2)), np.arange(6.0).reshape(3, 2)
+        >>> print(fc.nn.attention(q, k, v))
+        [[2. 3.]]
+        >>> print(fc.nn.attention(q, k, v, mask=np.array([True, False, False])))
+        [[0. 1.]]
     """
     given = as_traceable(q)
     q, k, v = wide(q), wide(k), wide(v)
@@ -61,7 +81,7 @@ def attention(
     if mask is not None:
         chosen = mask = as_traceable(mask)
         if chosen.dtype != np.bool_:
-            raise DTypeError(f"attention: mask has dtype {chosen.dtype}; it must be bool, True where a key counts.")
+            raise DTypeError(f"attention: mask has dtype {chosen.dtype}; it must be bool, and True for a key that counts.")
         if broadcast_shapes("attention (mask)", [tuple(chosen.shape), (*lead, *scores)])[-2:] != scores:
             raise ShapeError(
                 f"attention: a mask of shape {tuple(chosen.shape)} does not broadcast to scores of shape {(*lead, *scores)}."
@@ -84,7 +104,7 @@ def _whole(q: Any, k: Any, v: Any, mask: Any, causal: bool) -> Any:
 
 
 def _allowed(mask: Any, causal: bool, rows: slice, columns: slice) -> Any:
-    """Where the keys of a block count; None for everywhere."""
+    """Return which keys of a block count, as booleans, or None if all do."""
     allowed = None
     if mask is not None:
         part = mask if mask.ndim < 2 or mask.shape[-2] == 1 else mask[..., rows, :]
@@ -96,24 +116,24 @@ def _allowed(mask: Any, causal: bool, rows: slice, columns: slice) -> Any:
 
 
 def _scores(q: Any, k: Any, mask: Any, causal: bool, rows: slice, columns: slice) -> Any:
-    """A block of the scores, -inf where a key does not count."""
+    """Return a block of the scores. It is -inf for keys that do not count."""
     scores = np.matmul(q, np.swapaxes(k, -1, -2))
     allowed = _allowed(mask, causal, rows, columns)
     return scores if allowed is None else np.where(allowed, scores, np.asarray(-np.inf, scores.dtype))
 
 
 def _or_zero(top: Any) -> Any:
-    """A maximum that may be subtracted: it is not finite where no key counts."""
+    """Return a maximum that may be subtracted. It is not finite if no key counts."""
     return np.where(np.isfinite(top), top, np.zeros((), top.dtype))
 
 
 def _or_one(total: Any) -> Any:
-    """A sum of powers to divide by: it is 0 where no key counts, and so is what is divided."""
+    """Return a sum of powers to divide by. If no key counts, it is 0, and so is the dividend."""
     return np.where(total > 0, total, np.ones((), total.dtype))
 
 
 def _blocked(q: Any, k: Any, v: Any, mask: Any, causal: bool, size: int, lead: tuple[int, ...]) -> Any:
-    """The same block by block: sums relative to the largest score so far, and a gradient that computes the scores again."""
+    """Compute attention block by block: sums relative to the largest score so far. The gradient computes them again."""
     rows, columns = ([slice(i, min(i + size, n)) for i in range(0, n, size)] for n in (q.shape[-2], k.shape[-2]))
 
     def seen(block: slice) -> list[slice]:
@@ -172,6 +192,6 @@ def _blocked(q: Any, k: Any, v: Any, mask: Any, causal: bool, size: int, lead: t
         return out, (residuals, out)
 
     blocks.defvjp(with_residuals, lambda kept, ct: (*backward(kept[0], kept[1], ct), None))
-    # The rule's cotangents vary as much as any operand, so the operands have to.
+    # The rule's cotangents vary over the axes of all operands, so each operand must too.
     over = {axis for x in (q, k, v, mask) if x is not None for axis in value_type(x).varying}
     return blocks(*(pvary_to(x, value_type(x).vary(over)) for x in (q, k, v)), mask)

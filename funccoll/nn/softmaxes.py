@@ -24,12 +24,27 @@ __all__ = ["cross_entropy", "log_softmax", "logsumexp", "one_hot", "softmax"]
 
 @explains_keywords("fc.nn.logsumexp")
 def logsumexp(x: Float[Any, "*s"], axis: int | tuple[int, ...] | None = -1, keepdims: bool = False) -> Float[Any, "..."]:
-    """log(sum(exp(x))) along `axis`, without overflow; -inf, with gradient 0, where all are -inf."""
+    """Return log(sum(exp(x))) along `axis`, without overflow.
+
+    If all elements along `axis` are -inf, the result is -inf, with the gradient 0.
+
+    Args:
+        x: Floats with at least one dimension. 16-bit floats are computed in float32.
+        axis: The dimension to reduce, a tuple of them, or None for all.
+        keepdims: True keeps reduced dimensions, with the size 1.
+
+    Returns:
+        An array with the dtype of `x`, without the reduced dimensions.
+
+    Example:
+        >>> print(fc.nn.logsumexp(np.array([1000.0, 1000.0])).round(4))
+        1000.6931
+    """
     given, x = as_traceable(x), wide(x)
     top = stop_gradient(np.max(x, axis=axis, keepdims=True))
     top = np.where(np.isfinite(top), top, np.zeros((), x.dtype))
     total = np.sum(np.exp(x - top), axis=axis, keepdims=True)
-    nothing = total == 0  # only where all are -inf: a logarithm of 0 would have the gradient NaN
+    nothing = total == 0  # only if all are -inf: the gradient of log(0) would be NaN
     out = narrow(np.where(nothing, -np.inf, np.log(np.where(nothing, 1.0, total)) + top), given)
     if keepdims:
         return out
@@ -38,9 +53,20 @@ def logsumexp(x: Float[Any, "*s"], axis: int | tuple[int, ...] | None = -1, keep
 
 @explains_keywords("fc.nn.log_softmax")
 def log_softmax(x: Float[Any, "*s"], axis: int | tuple[int, ...] | None = -1) -> Float[Any, "*s"]:
-    """x - logsumexp(x) along `axis`. Any shape with at least one dimension; the dtype is kept.
+    """Return x - logsumexp(x) along `axis`.
 
-    -inf stays -inf; where all are -inf the result is NaN.
+    An element of -inf stays -inf. If all along `axis` are -inf, the result is NaN.
+
+    Args:
+        x: Floats with at least one dimension. 16-bit floats are computed in float32.
+        axis: The dimension of the sum, a tuple of them, or None for all.
+
+    Returns:
+        An array with the shape and dtype of `x`.
+
+    Example:
+        >>> print(fc.nn.log_softmax(np.array([0.0, 0.0, -np.inf])).round(4))
+        [-0.6931 -0.6931    -inf]
     """
     given, x = as_traceable(x), wide(x)
     shifted = x - stop_gradient(np.max(x, axis=axis, keepdims=True))
@@ -49,9 +75,20 @@ def log_softmax(x: Float[Any, "*s"], axis: int | tuple[int, ...] | None = -1) ->
 
 @explains_keywords("fc.nn.softmax")
 def softmax(x: Float[Any, "*s"], axis: int | tuple[int, ...] | None = -1) -> Float[Any, "*s"]:
-    """exp(x) / sum(exp(x)) along `axis`, without overflow. The dtype is kept.
+    """Return exp(x) / sum(exp(x)) along `axis`, without overflow.
 
-    -inf gets 0 (a mask); where all are -inf the result is NaN.
+    You can mask elements with -inf: they get 0. If all along `axis` are -inf, the result is NaN.
+
+    Args:
+        x: Floats with at least one dimension. 16-bit floats are computed in float32.
+        axis: The dimension of the sum, a tuple of them, or None for all.
+
+    Returns:
+        An array with the shape and dtype of `x`.
+
+    Example:
+        >>> print(fc.nn.softmax(np.array([0.0, 0.0, -np.inf])))
+        [0.5 0.5 0. ]
     """
     given, x = as_traceable(x), wide(x)
     powers = np.exp(x - stop_gradient(np.max(x, axis=axis, keepdims=True)))
@@ -60,7 +97,24 @@ def softmax(x: Float[Any, "*s"], axis: int | tuple[int, ...] | None = -1) -> Flo
 
 @explains_keywords("fc.nn.one_hot")
 def one_hot(labels: Integer[Any, "*s"], num_classes: int, dtype: Any = np.float32) -> Shaped[Any, "*s {num_classes}"]:
-    """Labels (integers, shape s) as rows of the identity: shape s + (num_classes,); zeros for labels outside."""
+    """Return labels as rows of the identity matrix. A label outside of [0, num_classes) gets zeros.
+
+    Args:
+        labels: Integers of any shape.
+        num_classes: The number of classes, known while tracing.
+        dtype: The dtype of the result.
+
+    Returns:
+        An array of the labels' shape with `num_classes` as one more dimension at the end.
+
+    Raises:
+        ShapeError: If `labels` are not integers, or `num_classes` is not one that is at least 0.
+
+    Example:
+        >>> print(fc.nn.one_hot(np.array([0, 2]), 3))
+        [[1. 0. 0.]
+         [0. 0. 1.]]
+    """
     labels = as_traceable(labels)
     if labels.dtype.kind not in "iu":
         raise ShapeError(f"one_hot: labels have dtype {labels.dtype}; they must be integers.")
@@ -73,16 +127,31 @@ def one_hot(labels: Integer[Any, "*s"], num_classes: int, dtype: Any = np.float3
 def cross_entropy(
     logits: Float[Any, "*s"], labels: Shaped[Any, "..."], *, label_smoothing: float = 0.0, axis: int = -1
 ) -> Float[Any, "..."]:
-    """The cross-entropy of each example, -Σ p log softmax(logits) over the classes along `axis`: take its np.mean.
+    """Return the cross-entropy of each example, -Σ p log softmax(logits) over the classes along `axis`. Take its `np.mean`.
 
-    `labels` are integers, of the shape of the logits without `axis`, or probabilities p of the shape of the logits, which need
-    not sum to 1. `label_smoothing` ε takes (1 - ε) p + ε / classes in place of p. A logit of -inf is a class that is excluded:
-    it costs nothing where p is 0, and is infinite elsewhere. The result has the dtype of the logits; 16-bit floats are computed
-    in float32.
+    A logit of -inf excludes a class. It costs nothing if the class has the probability 0, and is infinite otherwise. To leave
+    an example out, give it any label of a class, and multiply its loss by 0.
 
-    Raises: ShapeError for shapes that do not fit, smoothing outside of [0, 1], and labels outside of 0 to classes - 1 that are
-    known while tracing; IndexError for a traced one, in the call (a negative one is shown less the number of classes). Give
-    examples that are to be left out any label, and the weight 0. DTypeError.
+    Args:
+        logits: Real floats. 16-bit floats are computed in float32.
+        labels: Integers from 0 to classes - 1, of the shape of the logits without `axis`. Or probabilities p, of the shape of
+            the logits, which need not sum to 1.
+        label_smoothing: A known number ε from 0 to 1. (1 - ε) p + ε / classes takes the place of p.
+        axis: The dimension of the classes.
+
+    Returns:
+        An array with the dtype of `logits`, and their shape without `axis`.
+
+    Raises:
+        ShapeError: If shapes do not fit, `label_smoothing` is outside of [0, 1], or a label known while tracing is not a
+            class.
+        DTypeError: If `logits` are not real floats, or `labels` neither integers nor probabilities.
+        IndexError: In the call, if a traced label is not a class. The message shows a negative one less the number of classes.
+
+    Example:
+        >>> logits = np.array([[2.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+        >>> print(fc.nn.cross_entropy(logits, np.array([0, 1])).round(4))
+        [0.2395 1.0986]
     """
     given, logits, labels = as_traceable(logits), wide(logits), as_traceable(labels)
     if not is_inexact(given.dtype) or given.dtype.kind == "c" or labels.dtype.kind in "bc":
@@ -119,7 +188,7 @@ def cross_entropy(
 
 
 def _hits(labels: Any, shape: tuple[int, ...], axis: int) -> Any:
-    """The logits of the labels' classes, as booleans of the logits' shape."""
+    """Return which logits are those of the labels' classes, as booleans of the logits' shape."""
     wanted = (*shape[:axis], *shape[axis + 1 :])
     if tuple(labels.shape) != wanted:
         raise ShapeError(
@@ -128,7 +197,7 @@ def _hits(labels: Any, shape: tuple[int, ...], axis: int) -> Any:
         )
     classes = shape[axis]
     if is_traced(labels):
-        # Reading a table raises IndexError in the call, at the user's line, as other indices do; negative ones must not wrap.
+        # Reading a table raises IndexError in the call, at the user's line, as other indices do. Negative labels must not wrap.
         labels = labels.astype(np.int64)
         line = traced_source()
         with at_source(line and replace(line, role="a label of fc.nn.cross_entropy")):

@@ -27,6 +27,7 @@ __all__ = ["avg_pool", "conv", "max_pool"]
 Each = int | Sequence[int]
 """One number for all spatial dimensions, or one for each."""
 Padding = str | int | Sequence[int | tuple[int, int]]
+""""VALID", "SAME", or numbers of zeros: see `conv`."""
 Pairs = tuple[tuple[int, int], ...]
 
 
@@ -41,18 +42,33 @@ def conv(
     groups: int = 1,
     channels_first: bool = False,
 ) -> Shaped[Any, "n *positions o"]:
-    """Convolution without flipping the kernel (cross-correlation), over any number of spatial dimensions.
+    """Convolve without flipping the kernel (cross-correlation), over any number of spatial dimensions.
 
-    `x` is (examples, *sizes, channels), the kernel (*window, channels / groups, outputs), the result (examples, *positions,
-    outputs): JAX's NWC and NHWC with WIO and HWIO. With `channels_first` they are torch's (examples, channels, *sizes),
-    (outputs, channels / groups, *window) and (examples, outputs, *positions).
+    The layouts are JAX's NWC and NHWC with WIO and HWIO, or torch's with `channels_first`. float16 and bfloat16 are summed in
+    float32, and rounded once. You can differentiate it to any order.
 
-    `padding` with zeros: "VALID" (none), "SAME" (as many positions as ⌈size / stride⌉; an odd one goes to the end), one number
-    for both ends of all dimensions, or for each dimension a number or a pair (before, after). `dilation` is the distance of the
-    elements in a window. With `groups`, the i-th part of the outputs sees the i-th part of the channels. One number, as for
-    `strides`, stands for all dimensions.
+    Args:
+        x: An array of shape `(examples, *sizes, channels)`. With `channels_first` it is `(examples, channels, *sizes)`.
+        w: The kernel, of shape `(*window, channels / groups, outputs)`. With `channels_first` it is
+            `(outputs, channels / groups, *window)`.
+        strides: The distance of windows, one number for all spatial dimensions or one for each.
+        padding: Zeros around `x`. "VALID" adds none. "SAME" gives ⌈size / stride⌉ positions; an odd zero goes to the end. Or
+            give one number for both ends of all dimensions, or for each dimension a number or a pair (before, after).
+        dilation: The distance of the elements in a window, one number or one for each spatial dimension.
+        groups: The number of groups. The i-th part of the outputs sees only the i-th part of the channels.
+        channels_first: True for torch's layouts.
 
-    float16 and bfloat16 are summed in float32, and rounded once. Differentiable to any order. Raises: ShapeError, DTypeError.
+    Returns:
+        An array of shape `(examples, *positions, outputs)`, or `(examples, outputs, *positions)` with `channels_first`.
+
+    Raises:
+        ShapeError: If shapes do not fit, or a number is out of range.
+        DTypeError: If the dtypes have no convolution.
+
+    Example:
+        >>> signal, kernel = np.arange(5.0).reshape(1, 5, 1), np.ones((3, 1, 1))
+        >>> print(fc.nn.conv(signal, kernel)[0, :, 0], fc.nn.conv(signal, kernel, padding="SAME")[0, :, 0])
+        [3. 6. 9.] [1. 3. 6. 9. 7.]
     """
     x, w = unify(as_traceable(x), as_traceable(w))
     if x.ndim < 3:
@@ -83,11 +99,27 @@ def max_pool(
     padding: Padding = "VALID",
     channels_first: bool = False,
 ) -> Shaped[Any, "n *positions c"]:
-    """The maximum of each window. NaN wins, and padding never does.
+    """Return the maximum of each window. NaN wins, and padding never does.
 
-    `x` is (examples, *sizes, channels), or (examples, channels, *sizes) with `channels_first`; `window` and `strides` (by
-    default the window) are one number or one for each spatial dimension, `padding` is that of `conv`. The gradient goes to the
-    first maximum of a window, in the order of its rows, as in JAX. Raises: ShapeError, DTypeError for complex numbers.
+    The gradient goes to the first maximum of a window, in the order of its rows, as in JAX.
+
+    Args:
+        x: Real numbers of shape `(examples, *sizes, channels)`. With `channels_first` it is `(examples, channels, *sizes)`.
+        window: The window's size, one number for all spatial dimensions or one for each.
+        strides: The distance of windows, in the same form. None means the window's size.
+        padding: The padding, as in `conv`.
+        channels_first: True for torch's layout.
+
+    Returns:
+        An array of shape `(examples, *positions, channels)`, or `(examples, channels, *positions)` with `channels_first`.
+
+    Raises:
+        ShapeError: If the shape of `x` or a number does not fit.
+        DTypeError: If `x` is complex.
+
+    Example:
+        >>> print(fc.nn.max_pool(np.array([1.0, 3.0, 2.0, 0.0]).reshape(1, 4, 1), 2)[0, :, 0])
+        [3. 2.]
     """
     return _pool("max_pool", window_max_p, as_traceable(x), window, strides, padding, channels_first)[0]
 
@@ -102,10 +134,27 @@ def avg_pool(
     count_padding: bool = True,
     channels_first: bool = False,
 ) -> Float[Any, "n *positions c"]:
-    """The mean of each window; the arguments are those of `max_pool`.
+    """Return the mean of each window. float16 and bfloat16 are summed in float32.
 
-    Zeros of the padding count as elements, as in flax and torch; without `count_padding` the mean is over the elements of `x`.
-    float16 and bfloat16 are summed in float32. Raises: ShapeError, DTypeError for integers.
+    Args:
+        x: Floats of shape `(examples, *sizes, channels)`. With `channels_first` it is `(examples, channels, *sizes)`.
+        window: The window's size, one number for all spatial dimensions or one for each.
+        strides: The distance of windows, in the same form. None means the window's size.
+        padding: The padding, as in `conv`.
+        count_padding: True counts the zeros of the padding as elements, as in flax and torch. False divides by the number of
+            elements of `x` in the window.
+        channels_first: True for torch's layout.
+
+    Returns:
+        An array of shape `(examples, *positions, channels)`, or `(examples, channels, *positions)` with `channels_first`.
+
+    Raises:
+        ShapeError: If the shape of `x` or a number does not fit.
+        DTypeError: If `x` holds integers.
+
+    Example:
+        >>> print(fc.nn.avg_pool(np.array([1.0, 3.0, 2.0, 0.0]).reshape(1, 4, 1), 2)[0, :, 0])
+        [2. 1.]
     """
     given = as_traceable(x)
     if not is_inexact(given.dtype):
