@@ -1,14 +1,14 @@
 """The public collectives: each validates its arguments and binds a primitive.
 
-Common to all: `x` is an array (one device's shard) or a pytree of arrays, which is one logical operation;
-`axis` is a mesh axis or a tuple of them (the first is outermost). Collectives work only inside a function traced
-over a mesh. Every device gets bitwise the same result wherever the result does not vary.
+You call collectives inside a function that `fc.jit(fn, mesh=...)` traces. Each operand `x` is an array, one device's shard, or
+a pytree of arrays. A pytree is one logical operation. `axis` is a mesh axis or a tuple of axes, the first of them outermost; p
+is the number of devices along it. If the result does not vary over `axis`, all devices get the same bits.
 
-`algorithm` names the schedule of a collective, such as "ring" (`fc.schedules.algorithms("all_reduce", p)` lists
-them); None lets the compiler choose. It decides the order in which a reduction combines, so it is part of the program;
-the compiler's own choice on one host keeps the left fold in axis order. Over several axes "hierarchical" takes the
-first one for hosts. In a job over MPI, "mpi" is MPI's own collective, which is not proved and combines in an order of its own.
-An algorithm that does not exist, or does not support p devices, raises ScheduleError after the function was traced.
+`algorithm` names the schedule, such as "ring". `fc.schedules.algorithms("all_reduce", p)` lists the names; None lets the
+compiler choose. The algorithm decides the order in which a reduction combines, so it is part of the program. On one host the
+compiler keeps the left fold in axis order. Over several axes "hierarchical" takes the first one for hosts. In a job over MPI,
+"mpi" is MPI's own collective: it is not proved, and combines in an order of its own. An algorithm that does not exist, or does
+not support p devices, raises ScheduleError after the function is traced.
 """
 
 from __future__ import annotations
@@ -191,17 +191,36 @@ def _op(name: str, op: str) -> str:
 def all_reduce(x: Any, axis: Axes, *, op: str = "sum", algorithm: str | None = None) -> Any:
     """Combine `x` over all devices along `axis`; every device gets the result.
 
-    Args: `x` is an array or a pytree of them, `axis` a mesh axis or a tuple of axes, as in every collective; op is
-    sum, mean, max, min, prod, and, or, xor; `algorithm` is the schedule's name, or None.
-    Returns the shape of `x`, no longer varying over `axis`. The order of combination is the algorithm's, by default the
-    left fold in axis order; float16 and bfloat16 are combined in float32 and rounded once per combine. In max and min
-    NaN wins and -0 < +0.
-    Gradient: sum gives the cotangent to every device, mean that divided by p; max and min give it to the winners,
-    shared equally in a tie; prod gives the product of the others, correct with zeros.
-    An `x` that does not vary over `axis` is itself the mean, max, min, and, or: nothing is moved or rounded.
-    Raises: VaryingError for a sum, prod or xor of an `x` that does not vary over `axis`; DTypeError for an op the dtype
-    lacks; MeshError for an unknown axis, and outside a traced function with a mesh; ScheduleError for an algorithm that does
-    not exist.
+    The schedule decides the order of combination; on one host it is the left fold in axis order by default. All devices get the
+    same bits. float16 and bfloat16 are combined in float32 and rounded once per combine. In max and min NaN wins, and -0 < +0.
+
+    If `x` does not vary over `axis`, it is itself its mean, max, min, and, or: nothing is sent or rounded.
+
+    The gradient of a sum is the cotangent on every device; that of a mean is the cotangent divided by the number of devices.
+    max and min give the cotangent to the winners, shared equally in a tie. prod multiplies it by the product of the other
+    values, correctly if some are zero.
+
+    Args:
+        x: An array or a pytree of arrays, of any shape.
+        axis: A mesh axis, or a tuple of axes.
+        op: "sum", "mean", "max", "min", "prod", "and", "or" or "xor".
+        algorithm: The name of a schedule, such as "ring"; `fc.schedules.algorithms("all_reduce", p)` lists them. None lets the
+            compiler choose.
+
+    Returns:
+        Arrays with the shapes and dtypes of `x`, which no longer vary over `axis`.
+
+    Raises:
+        VaryingError: For a sum, prod or xor if `x` does not vary over `axis`: it would combine copies of one value.
+        DTypeError: If the dtype lacks `op`, such as the mean of integers.
+        MeshError: If the mesh has no such axis, or outside a function that is traced with a mesh.
+        ScheduleError: If the algorithm does not exist or does not support this number of devices.
+
+    Example:
+        >>> mesh = fc.make_mesh({"data": 4})
+        >>> total = fc.jit(lambda x: fc.all_reduce(x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P())
+        >>> print(total(np.arange(8.0)))  # each device has two of the eight numbers
+        [12. 16.]
     """
     axes = mesh_axes("all_reduce", axis)
     return _communicate(all_reduce_p, x, axes, algorithm, op=_op("all_reduce", op))
@@ -209,10 +228,31 @@ def all_reduce(x: Any, axis: Axes, *, op: str = "sum", algorithm: str | None = N
 
 @explains_keywords()
 def all_gather(x: Any, axis: Axes, *, dim: int = 0, stack: bool = False, algorithm: str | None = None) -> Any:
-    """Concatenate every device's `x` along `dim`, in axis order (or as a new dimension with `stack=True`).
+    """Concatenate the `x` of all devices along `dim`, in axis order, or stack them along a new dimension.
 
-    Returns shape with `dim` multiplied by p (or p inserted at `dim`), no longer varying over `axis`.
-    Gradient: each device takes its own block.
+    Every device gets the whole. Its gradient gives each device its own block of the cotangent.
+
+    Args:
+        x: An array or a pytree of arrays, each one device's block.
+        axis: A mesh axis, or a tuple of axes.
+        dim: The dimension to concatenate along, or the place of the new one; negative counts from the end.
+        stack: True stacks the blocks along a new dimension instead.
+        algorithm: The name of a schedule, such as "ring" or "bruck". None lets the compiler choose.
+
+    Returns:
+        Arrays of the dtypes of `x`, which no longer vary over `axis`. With p devices `dim` is p times as long; with `stack` a
+        dimension of size p is inserted at `dim`.
+
+    Raises:
+        VaryingError: If `x` does not vary over `axis`.
+        ShapeError: If an operand does not have `dim`.
+        MeshError: If the mesh has no such axis.
+
+    Example:
+        >>> mesh = fc.make_mesh({"data": 4})
+        >>> gather = fc.jit(lambda x: fc.all_gather(2 * x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P())
+        >>> print(gather(np.arange(4)))
+        [0 2 4 6]
     """
     axes = mesh_axes("all_gather", axis)
     dim = _dim("all_gather", x, dim, extra=int(stack))
@@ -221,9 +261,33 @@ def all_gather(x: Any, axis: Axes, *, dim: int = 0, stack: bool = False, algorit
 
 @explains_keywords()
 def reduce_scatter(x: Any, axis: Axes, *, dim: int = 0, op: str = "sum", algorithm: str | None = None) -> Any:
-    """Combine `x` over `axis` and leave each device its own block along `dim`.
+    """Combine `x` over all devices along `axis`; each device gets its own block of the result along `dim`.
 
-    Returns shape with `dim` divided by p (which must divide it). Gradient for sum and mean: all_gather.
+    It gives what `own_slice` of an `all_reduce` gives, without making the whole result. The gradient of a sum or a mean is an
+    `all_gather`; the other reductions have none.
+
+    Args:
+        x: An array or a pytree of arrays. The number of devices p divides the length of `dim`.
+        axis: A mesh axis, or a tuple of axes.
+        dim: The dimension that is cut into p blocks; device i gets block i. Negative counts from the end.
+        op: "sum", "mean", "max", "min", "prod", "and", "or" or "xor".
+        algorithm: The name of a schedule, such as "ring" or "recursive_halving". None lets the compiler choose.
+
+    Returns:
+        Arrays of the dtypes of `x` that vary over `axis`, with `dim` p times as short.
+
+    Raises:
+        VaryingError: If `x` does not vary over `axis`; use `fc.own_slice` then. Also if you differentiate another op than sum
+            and mean.
+        ShapeError: If p does not divide the length of `dim`.
+        DTypeError: If the dtype lacks `op`.
+        MeshError: If the mesh has no such axis.
+
+    Example:
+        >>> mesh = fc.make_mesh({"data": 2})
+        >>> fn = fc.jit(lambda x: fc.reduce_scatter(x[0], "data"), mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+        >>> print(fn(np.array([[1, 2, 3, 4], [10, 20, 30, 40]])))  # device 0 gets 11 22, device 1 gets 33 44
+        [11 22 33 44]
     """
     axes = mesh_axes("reduce_scatter", axis)
     dim = _dim("reduce_scatter", x, dim)
@@ -232,10 +296,33 @@ def reduce_scatter(x: Any, axis: Axes, *, dim: int = 0, op: str = "sum", algorit
 
 @explains_keywords()
 def all_to_all(x: Any, axis: Axes, *, split_dim: int, concat_dim: int, algorithm: str | None = None) -> Any:
-    """Split `x` along `split_dim` into p blocks, send block j to device j, concatenate along `concat_dim`.
+    """Exchange blocks: each device sends block j of its `x` along `split_dim` to device j.
 
-    Returns shape with `split_dim` divided by p and `concat_dim` multiplied by p, varying over `axis`; an `x` that does not
-    is pvary'd first. Gradient: the reverse exchange.
+    Each device concatenates what it receives along `concat_dim`, in axis order. An `x` that does not vary over `axis` is
+    pvary'd first. The gradient is the reverse exchange.
+
+    Args:
+        x: An array or a pytree of arrays. The number of devices p divides the length of `split_dim`.
+        axis: A mesh axis, or a tuple of axes.
+        split_dim: The dimension that is cut into p blocks; negative counts from the end.
+        concat_dim: The dimension along which the received blocks are concatenated.
+        algorithm: The name of a schedule: "direct", "bruck" or "hierarchical". None lets the compiler choose.
+
+    Returns:
+        Arrays of the dtypes of `x` that vary over `axis`: `split_dim` is p times as short, and `concat_dim` p times as long.
+
+    Raises:
+        ShapeError: If an operand lacks a dimension, or p does not divide the length of `split_dim`.
+        MeshError: If the mesh has no such axis.
+
+    Example:
+        >>> mesh = fc.make_mesh({"data": 2})
+        >>> def transpose(rows):  # each device passes its rows, and gets columns
+        ...     return fc.all_to_all(rows, "data", split_dim=1, concat_dim=0)
+        >>> columns = fc.jit(transpose, mesh=mesh, in_specs=P("data"), out_specs=P(None, "data"))
+        >>> print(columns(np.arange(8).reshape(2, 4)))  # the same value, split along the other dimension
+        [[0 1 2 3]
+         [4 5 6 7]]
     """
     axes = mesh_axes("all_to_all", axis)
     split = _dim("all_to_all", x, split_dim, what="split_dim")
@@ -245,10 +332,31 @@ def all_to_all(x: Any, axis: Axes, *, split_dim: int, concat_dim: int, algorithm
 
 @explains_keywords()
 def permute(x: Any, axis: Axes, pairs: Sequence[tuple[int, int]], *, algorithm: str | None = None) -> Any:
-    """Send along `(source, destination)` pairs of positions on `axis`; a device that receives nothing gets zeros.
+    """Send `x` along pairs of devices; a device that receives nothing gets zeros.
 
-    A ring: `pairs=[(i, (i + 1) % n) for i in range(n)]`, with `n = fc.axis_size(axis)`. Sources are unique, and so
-    are destinations. An `x` that does not vary over `axis` is pvary'd first. Gradient: the pairs reversed.
+    All messages travel at the same time. An `x` that does not vary over `axis` is pvary'd first. The gradient sends along the
+    reversed pairs.
+
+    Args:
+        x: An array or a pytree of arrays, of any shape.
+        axis: A mesh axis, or a tuple of axes.
+        pairs: (source, destination) positions along `axis`, from 0 to p - 1. Each source and each destination appears once at
+            most. A ring is `[(i, (i + 1) % n) for i in range(n)]` with `n = fc.axis_size(axis)`.
+        algorithm: The name of a schedule. None lets the compiler choose.
+
+    Returns:
+        Arrays with the shapes and dtypes of `x`, which vary over `axis`.
+
+    Raises:
+        ShapeError: If `pairs` are not pairs of positions along `axis`, or one appears twice.
+        MeshError: If the mesh has no such axis.
+
+    Example:
+        >>> mesh = fc.make_mesh({"x": 4})
+        >>> def from_left(x):
+        ...     return fc.permute(x, "x", [(i, i + 1) for i in range(3)])
+        >>> print(fc.jit(from_left, mesh=mesh, in_specs=P("x"), out_specs=P("x"))(np.array([1.0, 2.0, 3.0, 4.0])))
+        [0. 1. 2. 3.]
     """
     axes = mesh_axes("permute", axis)
     size = varying.axis_size(axes)
@@ -269,10 +377,29 @@ def permute(x: Any, axis: Axes, pairs: Sequence[tuple[int, int]], *, algorithm: 
 
 @explains_keywords()
 def broadcast(x: Any, axis: Axes, *, root: int = 0, algorithm: str | None = None) -> Any:
-    """Send the `x` of the device at position `root` along `axis` to every device.
+    """Send the `x` of the device at position `root` to all devices along `axis`.
 
-    Returns the shape of `x`, no longer varying over `axis`; an `x` that does not vary over it is returned as it is.
-    Gradient: the cotangent on root, zeros elsewhere.
+    An `x` that does not vary over `axis` is returned as it is. The gradient is the cotangent on the root, and zeros on the
+    other devices.
+
+    Args:
+        x: An array or a pytree of arrays, of any shape.
+        axis: A mesh axis, or a tuple of axes.
+        root: The position of the sender along `axis`, from 0 to p - 1; over several axes the first one is outermost.
+        algorithm: The name of a schedule, such as "binomial". None lets the compiler choose.
+
+    Returns:
+        Arrays with the shapes and dtypes of `x`, which no longer vary over `axis`.
+
+    Raises:
+        ShapeError: If `root` is not a position along `axis`.
+        MeshError: If the mesh has no such axis.
+
+    Example:
+        >>> mesh = fc.make_mesh({"data": 4})
+        >>> fn = fc.jit(lambda x: fc.broadcast(x, "data", root=2), mesh=mesh, in_specs=P("data"), out_specs=P())
+        >>> print(fn(np.array([10, 11, 12, 13])))
+        [12]
     """
     axes = mesh_axes("broadcast", axis)
     return _communicate(broadcast_p, x, axes, algorithm, root=_root("broadcast", root, axes))
@@ -280,16 +407,62 @@ def broadcast(x: Any, axis: Axes, *, root: int = 0, algorithm: str | None = None
 
 @explains_keywords()
 def reduce(x: Any, axis: Axes, *, root: int = 0, op: str = "sum", algorithm: str | None = None) -> Any:
-    """Combine `x` over `axis` onto the device at position `root`; the others get zeros."""
+    """Combine `x` over all devices along `axis` onto the device at position `root`; the others get zeros.
+
+    The gradient of a sum is a `broadcast` of the root's cotangent.
+
+    Args:
+        x: An array or a pytree of arrays, of any shape.
+        axis: A mesh axis, or a tuple of axes.
+        root: The position of the receiver along `axis`, from 0 to p - 1.
+        op: "sum", "mean", "max", "min", "prod", "and", "or" or "xor".
+        algorithm: The name of a schedule, such as "binomial". None lets the compiler choose.
+
+    Returns:
+        Arrays with the shapes and dtypes of `x`, which vary over `axis`.
+
+    Raises:
+        VaryingError: If `x` does not vary over `axis`.
+        ShapeError: If `root` is not a position along `axis`.
+        DTypeError: If the dtype lacks `op`.
+        MeshError: If the mesh has no such axis.
+
+    Example:
+        >>> mesh = fc.make_mesh({"data": 3})
+        >>> fn = fc.jit(lambda x: fc.reduce(x, "data", root=1), mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+        >>> print(fn(np.array([1, 2, 3])))
+        [0 6 0]
+    """
     axes = mesh_axes("reduce", axis)
     return _communicate(reduce_p, x, axes, algorithm, root=_root("reduce", root, axes), op=_op("reduce", op))
 
 
 @explains_keywords()
 def gather(x: Any, axis: Axes, *, root: int = 0, dim: int = 0, algorithm: str | None = None) -> Any:
-    """Concatenate every device's `x` along `dim` on the device at `root`; the others get zeros of that shape.
+    """Concatenate the `x` of all devices along `dim` on the device at position `root`; the others get zeros.
 
-    Gradient: scatter.
+    Every device has the same shapes, so the others' zeros are as large as the root's result. The gradient is a `scatter`.
+
+    Args:
+        x: An array or a pytree of arrays, each one device's block.
+        axis: A mesh axis, or a tuple of axes.
+        root: The position of the receiver along `axis`, from 0 to p - 1.
+        dim: The dimension to concatenate along; negative counts from the end.
+        algorithm: The name of a schedule, such as "binomial". None lets the compiler choose.
+
+    Returns:
+        Arrays of the dtypes of `x` that vary over `axis`, with `dim` p times as long.
+
+    Raises:
+        VaryingError: If `x` does not vary over `axis`.
+        ShapeError: If an operand does not have `dim`, or `root` is not a position along `axis`.
+        MeshError: If the mesh has no such axis.
+
+    Example:
+        >>> mesh = fc.make_mesh({"data": 2})
+        >>> fn = fc.jit(lambda x: fc.gather(x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+        >>> print(fn(np.array([1, 2])))  # device 0 has [1 2], device 1 zeros
+        [1 2 0 0]
     """
     axes = mesh_axes("gather", axis)
     dim = _dim("gather", x, dim)
@@ -298,7 +471,31 @@ def gather(x: Any, axis: Axes, *, root: int = 0, dim: int = 0, algorithm: str | 
 
 @explains_keywords()
 def scatter(x: Any, axis: Axes, *, root: int = 0, dim: int = 0, algorithm: str | None = None) -> Any:
-    """Give each device its own block along `dim` of root's `x`; p must divide that dimension. Gradient: gather."""
+    """Give each device its own block, along `dim`, of the `x` on the device at position `root`.
+
+    The `x` of the other devices is not read, but has the same shape. The gradient is a `gather`.
+
+    Args:
+        x: An array or a pytree of arrays. The number of devices p divides the length of `dim`.
+        axis: A mesh axis, or a tuple of axes.
+        root: The position of the sender along `axis`, from 0 to p - 1.
+        dim: The dimension that is cut into p blocks; device i gets block i. Negative counts from the end.
+        algorithm: The name of a schedule, such as "binomial". None lets the compiler choose.
+
+    Returns:
+        Arrays of the dtypes of `x` that vary over `axis`, with `dim` p times as short.
+
+    Raises:
+        VaryingError: If `x` does not vary over `axis`; use `fc.own_slice` then.
+        ShapeError: If p does not divide the length of `dim`, or `root` is not a position along `axis`.
+        MeshError: If the mesh has no such axis.
+
+    Example:
+        >>> mesh = fc.make_mesh({"data": 2})
+        >>> fn = fc.jit(lambda x: fc.scatter(x[0], "data"), mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+        >>> print(fn(np.array([[1, 2], [3, 4]])))  # the blocks of device 0
+        [1 2]
+    """
     axes = mesh_axes("scatter", axis)
     dim = _dim("scatter", x, dim)
     return _communicate(scatter_p, x, axes, algorithm, root=_root("scatter", root, axes), dim=dim)
@@ -306,16 +503,45 @@ def scatter(x: Any, axis: Axes, *, root: int = 0, dim: int = 0, algorithm: str |
 
 @explains_keywords()
 def barrier(axis: Axes, *, algorithm: str | None = None) -> None:
-    """Wait until all devices along `axis` have arrived; no collective is moved across it."""
+    """Wait until all devices along `axis` have arrived.
+
+    The compiler moves no collective across a barrier. You need none for correct results; it is useful before you take times.
+
+    Args:
+        axis: A mesh axis, or a tuple of axes.
+        algorithm: The name of a schedule. None lets the compiler choose.
+
+    Raises:
+        MeshError: If the mesh has no such axis.
+    """
     axes = mesh_axes("barrier", axis)
     bind(barrier_p, axes=axes, size=varying.axis_size(axes), algorithm=_algorithm("barrier", algorithm))
 
 
 @explains_keywords()
 def own_slice(x: Any, axis: Axes, *, dim: int = 0) -> Any:
-    """This device's block along `dim` of an `x` that is equal on all devices along `axis`.
+    """Cut this device's block, along `dim`, out of an `x` that is equal on all devices along `axis`.
 
-    Returns shape with `dim` divided by p, varying over `axis`; moves nothing. Gradient: all_gather.
+    Nothing is sent. The gradient is an `all_gather`.
+
+    Args:
+        x: An array or a pytree of arrays. The number of devices p divides the length of `dim`.
+        axis: A mesh axis, or a tuple of axes.
+        dim: The dimension that is cut into p blocks; device i gets block i. Negative counts from the end.
+
+    Returns:
+        Arrays of the dtypes of `x` that vary over `axis`, with `dim` p times as short.
+
+    Raises:
+        VaryingError: If `x` varies over `axis`; `fc.scatter` and `fc.all_to_all` move blocks.
+        ShapeError: If p does not divide the length of `dim`.
+        MeshError: If the mesh has no such axis.
+
+    Example:
+        >>> mesh = fc.make_mesh({"data": 2})
+        >>> fn = fc.jit(lambda x: fc.own_slice(x, "data") * 10, mesh=mesh, in_specs=P(), out_specs=P("data"))
+        >>> print(fn(np.arange(4)))
+        [ 0 10 20 30]
     """
     axes = mesh_axes("own_slice", axis)
     dim = _dim("own_slice", x, dim)
@@ -325,9 +551,27 @@ def own_slice(x: Any, axis: Axes, *, dim: int = 0) -> Any:
 
 @explains_keywords()
 def pvary(x: Any, axis: Axes) -> Any:
-    """`x`, marked as varying over `axis` as well: the same data, a copy for each device in the type.
+    """Mark `x` as varying over `axis`: the same data, but in its type each device has a copy of its own.
 
-    Gradient: all_reduce sum. An axis that `x` varies over already is left as it is.
+    You need it if you mean to combine copies, or want each device's own gradient of a value that all devices share. The
+    gradient is the sum of the cotangents over `axis`.
+
+    Args:
+        x: An array or a pytree of arrays.
+        axis: A mesh axis, or a tuple of axes. Axes that `x` varies over already change nothing.
+
+    Returns:
+        The values of `x`, which vary over `axis` as well.
+
+    Raises:
+        MeshError: If the mesh has no such axis.
+
+    Example:
+        >>> mesh = fc.make_mesh({"data": 4})
+        >>> def count(x):
+        ...     return fc.all_reduce(fc.pvary(x, "data"), "data")
+        >>> print(fc.jit(count, mesh=mesh, in_specs=P(), out_specs=P())(1))
+        4
     """
     axes = mesh_axes("pvary", axis)
     leaves, rebuild = _leaves("pvary", x)
@@ -336,11 +580,37 @@ def pvary(x: Any, axis: Axes) -> Any:
 
 @explains_keywords()
 def axis_index(axis: Axes) -> Any:
-    """This device's position along `axis`: int32, 0 to p - 1, varying over `axis`."""
+    """Return this device's position along `axis`, from 0 to p - 1.
+
+    Args:
+        axis: A mesh axis, or a tuple of axes, whose positions are counted with the first axis outermost.
+
+    Returns:
+        A scalar of dtype int32, which varies over `axis`.
+
+    Raises:
+        MeshError: If the mesh has no such axis.
+
+    Example:
+        >>> mesh = fc.make_mesh({"data": 4})
+        >>> fn = fc.jit(lambda: fc.axis_index("data")[None], mesh=mesh, in_specs=(), out_specs=P("data"))
+        >>> print(fn())
+        [0 1 2 3]
+    """
     return bind(axis_index_p, axes=mesh_axes("axis_index", axis))
 
 
 @explains_keywords()
 def axis_size(axis: Axes) -> int:
-    """The number of devices along `axis`, a Python int."""
+    """Return the number of devices along `axis`, a Python int.
+
+    Args:
+        axis: A mesh axis, or a tuple of axes.
+
+    Returns:
+        The product of the sizes of the axes.
+
+    Raises:
+        MeshError: If the mesh has no such axis.
+    """
     return varying.axis_size(mesh_axes("axis_size", axis))
