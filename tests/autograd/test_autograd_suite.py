@@ -8,6 +8,8 @@ import pytest
 
 import funccoll as fc
 
+pytestmark = pytest.mark.covers("autograd-suite")
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 

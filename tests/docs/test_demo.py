@@ -11,6 +11,8 @@ import pytest
 
 import funccoll as fc
 
+pytestmark = pytest.mark.covers("demo")
+
 if importlib.util.find_spec("sklearn") is None:
     pytest.skip("the demo needs scikit-learn: pip install 'funccoll[demo]'", allow_module_level=True)
 SCRIPT = Path(__file__).parents[2] / "notebooks" / "digits.py"

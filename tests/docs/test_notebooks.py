@@ -15,6 +15,8 @@ import pytest
 from tests.support.lazy_modules import LazyModule, lazily, need
 from tests.support.processes_left import VARIABLE, marked, wait_until_gone
 
+pytestmark = pytest.mark.covers("notebooks")
+
 need("nbclient", "the notebooks need: pip install 'funccoll[notebooks]'")
 # Both take 1.5 s: they compile the grammar of URLs.
 nbformat, exceptions = lazily("nbformat"), lazily("nbclient.exceptions")

@@ -37,6 +37,7 @@ pytestmark = [
     pytest.mark.processes,
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium"),
     pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="`make notebooks` runs in .venv"),
+    pytest.mark.covers("notebooks"),
 ]
 for package, reason in (
     ("jupyterlab", "the notebooks need: pip install 'funccoll[notebooks]'"),

@@ -3,10 +3,13 @@
 import re
 
 import numpy as np
+import pytest
 
 from funccoll.ops import FUNCTIONS
 from funccoll.ops.registry import qualified_name
 from tests.docs.numpy_page import PAGE, left_out, page
+
+pytestmark = pytest.mark.covers("numpy")
 
 
 def test_the_page_is_up_to_date():

@@ -23,6 +23,8 @@ from tests.gpu_check import gpu, gpu_summary, gpu_trial
 from tests.gpu_check.gpu_parts import FACTS, FIRST_SECONDS, PARTS, Part, Trial
 from tests.support.trials import trial
 
+pytestmark = pytest.mark.covers("gpu-check")
+
 ROOT = Path(__file__).parents[2]
 without_gpu = pytest.mark.skipif(not gpu_trial.driver().startswith("no driver"), reason="this machine has a driver of GPUs")
 

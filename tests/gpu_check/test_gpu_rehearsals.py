@@ -29,6 +29,8 @@ from tests.support.fakes import fake_cuda, fake_cupy
 from tests.support.fakes.fake_cublas import FakeCublas
 from tests.support.ranks.ranks import Ranks, forked
 
+pytestmark = pytest.mark.covers("gpu-check")
+
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
 

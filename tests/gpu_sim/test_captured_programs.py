@@ -19,7 +19,7 @@ from funccoll.transports.cuda import cuda_transport
 from tests.support.fakes import fake_cuda, fake_cuda_memory, fake_cupy
 from tests.support.fakes.gpu_blocks import on_gpu
 
-pytestmark = pytest.mark.usefixtures("cupy")
+pytestmark = [pytest.mark.usefixtures("cupy"), pytest.mark.covers("gpu-arrays")]
 X = np.arange(12.0).reshape(4, 3)
 
 

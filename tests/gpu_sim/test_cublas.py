@@ -17,6 +17,8 @@ from tests.support.fakes.fake_cublas import FakeCublas, cublas
 from tests.support.fakes.fake_cupy import BFLOAT16
 from tests.support.groups import in_groups
 
+pytestmark = pytest.mark.covers("gpu-numpy")
+
 DTYPES = [np.dtype(c) for c in "efdFD"] + [BFLOAT16]
 
 

@@ -16,7 +16,10 @@ from tests.support.oracles.cuda_assembly import check
 from tests.support.ranks.ranks import forked
 
 # numba-cuda 0.30 is not yet made for NumPy 2.5.
-pytestmark = pytest.mark.filterwarnings("ignore:The 'generic' unit for NumPy timedelta:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The 'generic' unit for NumPy timedelta:DeprecationWarning"),
+    pytest.mark.covers("gpu-numpy"),
+]
 SLOW = pytest.mark.slow
 FAST = [d for d in DTYPES if d.name in ("int8", "bfloat16", "complex64")]
 ARCHITECTURES = [

@@ -37,7 +37,10 @@ from tests.support.ranks.ranks import forked
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed: pip install 'funccoll[cuda13]'")
 
 # numba-cuda 0.30 is not yet made for NumPy 2.5.
-pytestmark = pytest.mark.filterwarnings("ignore:The 'generic' unit for NumPy timedelta:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The 'generic' unit for NumPy timedelta:DeprecationWarning"),
+    pytest.mark.covers("cuda-kernel"),
+]
 SLOW = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 TWO = (("sum", np.dtype(np.int8)), ("max", np.dtype(bfloat16)))

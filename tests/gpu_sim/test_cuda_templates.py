@@ -23,6 +23,8 @@ from funccoll.primitives.combining import fold
 from tests.support.cases.combine_operands import DTYPES, operations, some_operations, values
 from tests.support.cases.scatter_cases import expected, sample
 
+pytestmark = pytest.mark.covers("cuda-kernel")
+
 SLOW = pytest.mark.slow
 intrinsic: Any = extending.intrinsic
 

@@ -19,6 +19,8 @@ from tests.support.fakes.cupy_sides import host_and_gpu
 from tests.support.groups import in_groups
 from tests.support.oracles.numpy_oracle import assert_same, by_function, noted
 
+pytestmark = pytest.mark.covers("gpu-numpy")
+
 
 def test_random_words_are_those_of_the_host() -> None:
     def draw(key: Any, step: Any) -> Any:

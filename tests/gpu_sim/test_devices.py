@@ -15,7 +15,7 @@ from funccoll.errors import DeviceError
 from funccoll.kernels.cuda import compile_kernel
 from funccoll.transports.cuda.cuda_transport import missing, use_own
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = [pytest.mark.filterwarnings("error"), pytest.mark.covers("gpu-arrays")]
 
 
 class CudaError(RuntimeError):

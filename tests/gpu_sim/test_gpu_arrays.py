@@ -20,7 +20,7 @@ from funccoll.transports.cuda import cuda_transport, virtual_devices
 from tests.support.fakes import fake_cuda, fake_cupy
 from tests.support.fakes.gpu_blocks import on_gpu
 
-pytestmark = pytest.mark.usefixtures("cupy")
+pytestmark = [pytest.mark.usefixtures("cupy"), pytest.mark.covers("gpu-arrays")]
 
 
 def test_a_stream_for_nccl_waits_for_the_one_before(cupy, monkeypatch):

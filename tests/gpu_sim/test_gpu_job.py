@@ -13,6 +13,8 @@ from tests.support.fakes import fake_cupy
 from tests.support.groups import in_groups
 from tests.support.ranks.ranks import Ranks
 
+pytestmark = pytest.mark.covers("gpu-peers", "nccl")
+
 
 def run(processes: int, case: str) -> list[list[str]]:
     """The lines of each rank."""

@@ -11,6 +11,8 @@ from funccoll.kernels.kernel_context import FAILED, WAITING, WORD
 from funccoll.transports.cuda.launch_reports import LaunchedName, LaunchReports
 from tests.support.fakes.cuda_statuses import told
 
+pytestmark = pytest.mark.covers("cuda-kernel")
+
 
 class HostGpu:
     """Memory of a GPU that is the host's."""

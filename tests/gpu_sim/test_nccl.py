@@ -29,6 +29,8 @@ from tests.support.cases import process_cases
 from tests.support.fakes import fake_nccl
 from tests.support.ranks.ranks import Ranks
 
+pytestmark = pytest.mark.covers("nccl")
+
 SCRIPT = "from tests.support.cases import nccl_cases\nnccl_cases.install({native})\nnccl_cases.{call}\n"
 NATIVE = {
     "NcclCommunicator",

@@ -27,6 +27,8 @@ from funccoll.transports.cuda.peer_plan import PeerPlan, build_peer_plan
 from funccoll.transports.cuda.peer_segments import PeerSegments
 from tests.support.ranks.ranks import Ranks, left_behind
 
+pytestmark = pytest.mark.covers("gpu-peers")
+
 SLOW = pytest.mark.slow
 
 

@@ -12,6 +12,8 @@ from tests.support.cases import replica_group_cases as cases
 from tests.support.fakes.cuda_simulation import SimulatedGpu
 from tests.support.ranks.ranks import Ranks
 
+pytestmark = pytest.mark.covers("cuda-kernel")
+
 JOBS = {
     "peer_simulation": "mesh = peer_simulation.peer_mesh(cases.AXES, peer_simulation.PeerSimulatedGpu(fc.rank()))",
     "nccl_cases": "mesh = nccl_cases.make_mesh(cases.AXES)",

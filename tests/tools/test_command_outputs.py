@@ -12,6 +12,8 @@ from funccoll.job import launch
 from tests.support import SUPPORT
 from tests.support.cases.command_outputs import STATES
 
+pytestmark = pytest.mark.covers("commands")
+
 COMMANDS = [
     [],
     ["--version"],

@@ -14,6 +14,8 @@ from funccoll.compiler.stages import compile_observers
 from funccoll.tools.cli import main
 from tests.support.machine_profiles import in_use, parameters, profile, times
 
+pytestmark = pytest.mark.covers("commands")
+
 HEAD = """
 import sys
 import numpy as np

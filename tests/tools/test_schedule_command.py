@@ -18,6 +18,8 @@ from funccoll.tools.cli import main
 from tests.support.machine_profiles import in_use, parameters, profile, times
 from tests.support.oracles.msccl_rules import check_rules
 
+pytestmark = pytest.mark.covers("commands")
+
 
 @pytest.fixture
 def command(capsys):

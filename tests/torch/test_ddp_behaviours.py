@@ -13,6 +13,8 @@ import funccoll as fc
 from funccoll import P
 from tests.support.groups import in_groups
 
+pytestmark = pytest.mark.covers("data-parallel")
+
 TESTS = Path(__file__).parents[1]
 
 HELD = {
@@ -39,7 +41,7 @@ HELD = {
 }
 
 NOT_FOR_FUNCTIONS = ("sparse embeddings", "static_graph", "rebuilt buckets", "gradient_as_bucket_view", "pickling")
-"""Words of the README's status table, which says why."""
+"""Words of docs/status.md, which says why."""
 
 
 @in_groups("behaviour", HELD)
@@ -48,8 +50,8 @@ def test_each_behaviour_has_its_test(behaviour):
     assert re.search(rf"^def {name}\(", next(TESTS.rglob(file)).read_text(), re.MULTILINE), HELD[behaviour]
 
 
-def test_the_status_table_names_the_rest():
-    rows = [row for row in (TESTS.parent / "README.md").read_text().split("\n") if row.startswith("|")]
+def test_the_status_page_names_the_rest():
+    rows = [row for row in (TESTS.parent / "docs/status.md").read_text().split("\n") if row.startswith("|")]
     for words in NOT_FOR_FUNCTIONS:
         assert any(words in row and "not for functions" in row for row in rows), words
 

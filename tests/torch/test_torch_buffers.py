@@ -10,6 +10,8 @@ import pytest
 from tests.support.lazy_modules import need
 from tests.support.ranks import case_jobs
 
+pytestmark = pytest.mark.covers("torch-ddp")
+
 need("torch", "torch is not installed: pip install 'funccoll[torch]'")
 
 RANKS = case_jobs.ALIKE

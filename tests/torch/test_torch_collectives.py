@@ -14,6 +14,8 @@ from funccoll.errors import FunccollError, MeshError, UnsupportedError
 from tests.support.lazy_modules import lazily, need
 from tests.support.ranks.ranks import JOIN, TORCH, Ranks
 
+pytestmark = pytest.mark.covers("torch-collectives")
+
 need("torch", "torch is not installed: pip install 'funccoll[torch]'")
 torch, ft, cases = lazily("torch"), lazily("funccoll.torch"), lazily("tests.support.cases.torch_collective_cases")
 

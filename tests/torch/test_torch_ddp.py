@@ -14,6 +14,8 @@ from tests.support.lazy_modules import need
 from tests.support.ranks import case_jobs
 from tests.support.ranks.ranks import JOIN, TORCH, Ranks
 
+pytestmark = pytest.mark.covers("torch-ddp")
+
 need("torch", "torch is not installed: pip install 'funccoll[torch]'")
 
 RANKS = case_jobs.RANKS
@@ -204,10 +206,10 @@ def test_each_behaviour_has_its_test(behaviour):
     assert re.search(rf"^def {name}\(", text, re.MULTILINE), HELD[behaviour]
 
 
-def test_the_status_table_names_the_rest():
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
+def test_the_status_page_names_the_rest():
+    page = (Path(__file__).parents[2] / "docs/status.md").read_text()
     for words in ("`Join` of several objects", "`mixed_precision`", "delayed all_reduce", "for torch on GPUs"):
-        assert any(words in row and "planned" in row for row in readme.split("\n") if row.startswith("|")), words
+        assert any(words in row and "Planned" in row for row in page.split("\n") if row.startswith("|")), words
 
 
 # ---------------------------------------------------------------- one process

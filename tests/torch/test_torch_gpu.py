@@ -12,6 +12,8 @@ import pytest
 from tests.support.ranks import case_jobs
 from tests.support.ranks.ranks import JOIN, TORCH, Ranks
 
+pytestmark = pytest.mark.covers("torch-gpu")
+
 spec = importlib.util.find_spec("torch")  # to import it takes seconds
 if spec is None or spec.origin is None:
     pytest.skip("torch is not installed: pip install 'funccoll[torch]'", allow_module_level=True)

@@ -13,6 +13,8 @@ import funccoll as fc
 from tests.support import SUPPORT
 from tests.support.lazy_modules import need
 
+pytestmark = pytest.mark.covers("launchers")
+
 need("torch", "torch is not installed: pip install 'funccoll[torch]'")
 SCRIPT = SUPPORT / "ranks/torch_group_jobs.py"
 _LAUNCHERS = ("FUNCCOLL_WORLD_SIZE", "FUNCCOLL_RANK", "FUNCCOLL_RUN_ID", "WORLD_SIZE", "RANK", "LOCAL_RANK")

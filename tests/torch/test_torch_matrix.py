@@ -8,6 +8,8 @@ import pytest
 from tests.support.lazy_modules import need
 from tests.support.ranks.ranks import JOIN, TORCH, Ranks
 
+pytestmark = pytest.mark.covers("torch-ddp")
+
 need("torch", "torch is not installed: pip install 'funccoll[torch]'")
 
 SCRIPT = (

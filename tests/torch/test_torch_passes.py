@@ -11,6 +11,8 @@ from tests.support.lazy_modules import need
 from tests.support.ranks import case_jobs
 from tests.support.ranks.ranks import JOIN, TORCH, Ranks
 
+pytestmark = pytest.mark.covers("torch-ddp")
+
 need("torch", "torch is not installed: pip install 'funccoll[torch]'")
 
 

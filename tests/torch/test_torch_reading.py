@@ -10,6 +10,8 @@ from funccoll import P
 from funccoll.errors import TraceError
 from tests.support.lazy_modules import lazily, need
 
+pytestmark = pytest.mark.covers("torch-collectives")
+
 need("torch", "torch is not installed: pip install 'funccoll[torch]'")
 torch, ft, tensors = lazily("torch"), lazily("funccoll.torch"), lazily("funccoll.torch.tensors")
 MESH = fc.make_mesh({"d": 1})

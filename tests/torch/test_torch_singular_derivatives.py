@@ -11,6 +11,8 @@ from tests.support.cases.derivative_cases import ROWS, SECOND, equal
 from tests.support.groups import in_groups
 from tests.support.lazy_modules import lazily, need
 
+pytestmark = pytest.mark.covers("torch-collectives")
+
 need("torch", "torch is not installed: pip install 'funccoll[torch]'")
 torch = lazily("torch")
 

@@ -15,6 +15,8 @@ from tests.support.groups import in_groups
 from tests.support.lazy_modules import lazily, need
 from tests.support.ranks.ranks import JOIN, TORCH, Ranks
 
+pytestmark = pytest.mark.covers("torch-collectives")
+
 need("torch", "torch is not installed: pip install 'funccoll[torch]'")
 torch, ft = lazily("torch"), lazily("funccoll.torch")
 

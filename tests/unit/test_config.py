@@ -13,6 +13,8 @@ from funccoll import config
 from funccoll.config import VARIABLES
 from funccoll.job import doctor
 
+pytestmark = pytest.mark.covers("job-checks")
+
 FILES = sorted(Path(funccoll.__file__).parent.rglob("*.py"))
 
 

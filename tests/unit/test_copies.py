@@ -8,6 +8,8 @@ from funccoll import P
 from funccoll.errors import DTypeError, VaryingError
 from tests.support.misuse import run, wrong
 
+pytestmark = pytest.mark.covers("collectives")
+
 MESH = fc.make_mesh({"data": 3, "model": 2})
 BOTH = ("data", "model")
 GRID = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)

@@ -14,6 +14,8 @@ from funccoll.errors import TraceError
 from tests.support.printed_lines import lines
 from tests.support.ranks.ranks import Ranks
 
+pytestmark = pytest.mark.covers("debug")
+
 MESH = fc.make_mesh({"data": 2, "model": 2})
 LINE = fc.make_mesh({"i": 2})
 X = np.arange(4.0)

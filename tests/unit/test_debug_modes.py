@@ -17,6 +17,8 @@ from funccoll import P
 from funccoll.errors import ConcretizationError, NonFiniteError, TraceError
 from tests.support.printed_lines import lines
 
+pytestmark = pytest.mark.covers("debug")
+
 MESH = fc.make_mesh({"data": 2, "model": 2})
 LINE = fc.make_mesh({"i": 2})
 X = np.arange(4.0)

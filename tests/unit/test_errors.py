@@ -24,6 +24,8 @@ from funccoll.errors import (
 )
 from tests.support.misuse import LINE, X, run, wrong
 
+pytestmark = pytest.mark.covers("errors")
+
 # ---------------------------------------------------------------- axes and specs
 
 

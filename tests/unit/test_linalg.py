@@ -16,6 +16,8 @@ from funccoll.primitives import decompositions, fourier, least_squares, linear_s
 from funccoll.primitives.linear_systems import _BLOCK
 from tests.support.example_counts import examples
 
+pytestmark = pytest.mark.covers("linalg")
+
 L = np.linalg
 
 

@@ -20,6 +20,8 @@ from funccoll.errors import MeshError, PlannedError, RendezvousError
 from tests.support.groups import in_groups
 from tests.support.misuse import check_paths
 
+pytestmark = pytest.mark.covers("errors")
+
 PROMISED = ["distributed", "jax"]
 SENTENCE = r"^fc\.{} \([^\n]+\) is planned, not in this version; today [^\n]+\.\n  at .*{}:\d+ in .+$"
 

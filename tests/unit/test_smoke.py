@@ -1,9 +1,12 @@
 """The design's own example, against single-device NumPy."""
 
 import numpy as np
+import pytest
 
 import funccoll as fc
 from funccoll import P
+
+pytestmark = pytest.mark.covers("jit")
 
 
 def loss_fn(params, batch):

@@ -15,6 +15,8 @@ from funccoll.errors import ConcretizationError, DTypeError, ShapeError, Unsuppo
 from funccoll.primitives.special import SPECIAL
 from tests.support.groups import in_groups
 
+pytestmark = pytest.mark.covers("linalg")
+
 scipy_special = pytest.importorskip("scipy.special")
 
 POSITIVE, UNIT, ANY = (0.3, 4.0), (0.1, 0.9), (-2.0, 2.0)

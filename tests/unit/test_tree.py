@@ -10,6 +10,8 @@ import funccoll as fc
 from funccoll import P
 from funccoll.errors import PytreeError
 
+pytestmark = pytest.mark.covers("jit")
+
 MESH = fc.make_mesh({"data": 2})
 RNG = np.random.default_rng(0)
 

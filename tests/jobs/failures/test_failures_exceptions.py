@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.covers("exceptions", "failures")
+
 SLOW = pytest.mark.slow
 CASES = [
     ("index", 2, "IndexError"),

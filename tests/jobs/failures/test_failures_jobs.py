@@ -15,6 +15,8 @@ import pytest
 from tests.support.processes_left import VARIABLE, wait_until_gone
 from tests.support.ranks.failure_jobs import PATIENCE
 
+pytestmark = pytest.mark.covers("shared-memory", "failures")
+
 SLOW = pytest.mark.slow
 RECORD = Path(__file__).parents[3] / "benchmarks" / "results" / "failures.json"
 

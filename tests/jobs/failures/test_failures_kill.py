@@ -8,6 +8,8 @@ import pytest
 
 from tests.support.ranks.failure_jobs import Job
 
+pytestmark = pytest.mark.covers("failures")
+
 POINTS = 60
 QUICK = 8
 

@@ -10,6 +10,8 @@ from funccoll.job.failure import Failure
 from funccoll.transports.shm.diagnosis import job_is_over
 from tests.support.ranks.ranks import JOIN, SAYS_WHO_COMES, STAY, Ranks, left_behind
 
+pytestmark = pytest.mark.covers("failures")
+
 TELL = (
     JOIN
     + """

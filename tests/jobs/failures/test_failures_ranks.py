@@ -10,6 +10,8 @@ import pytest
 from funccoll.transports.shm.diagnosis import _differing_options
 from tests.support.ranks import rank_end
 
+pytestmark = pytest.mark.covers("failures")
+
 SLOW = pytest.mark.slow
 
 

@@ -11,6 +11,8 @@ from funccoll.job.failure import Failure
 from funccoll.job.host import PEER_FAILURE_EXIT_CODE
 from tests.support.ranks.ranks import JOIN, Ranks, left_behind
 
+pytestmark = pytest.mark.covers("failures")
+
 HEARD = """
 def heard(members=()):
     failure = w.watch.failure(members)

@@ -7,6 +7,8 @@ import pytest
 from tests.support.ranks.ranks import JOIN, SAYS_WHO_COMES, STAY, Ranks, left_behind, wait_until
 from tests.support.ranks.rendezvous_visits import handshake, visit
 
+pytestmark = pytest.mark.covers("clashing-jobs")
+
 CLASH = "RendezvousError: two processes came as rank {} of run '{}-0': process "
 FAILS = JOIN + "sure(lambda: w.watch.failure() is not None)\nraise w.watch.failure().error()\n"
 

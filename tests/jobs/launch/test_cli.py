@@ -20,7 +20,7 @@ from funccoll.job.processes import LineBuffer
 from tests.support.processes_left import marked, wait_until_gone
 from tests.support.ranks.runner import FUNCCOLL, begin, run
 
-pytestmark = pytest.mark.usefixtures("mark")
+pytestmark = [pytest.mark.usefixtures("mark"), pytest.mark.covers("launch")]
 
 # ---------------------------------------------------------------- what the ranks get, and say
 

@@ -12,7 +12,7 @@ from funccoll.tools.commands.printed_traceback import ErrorLines
 from tests.support.groups import in_groups
 from tests.support.ranks.runner import run
 
-pytestmark = pytest.mark.usefixtures("mark")
+pytestmark = [pytest.mark.usefixtures("mark"), pytest.mark.covers("launch")]
 
 TRACEBACK = """\
 Traceback (most recent call last):

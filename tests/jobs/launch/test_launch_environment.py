@@ -19,6 +19,8 @@ from funccoll.runtime.transport import choose_job_transport
 from tests.support.groups import in_groups
 from tests.support.ranks.ranks import STAY, Ranks
 
+pytestmark = pytest.mark.covers("launch")
+
 
 @pytest.mark.parametrize(
     ("environment", "expected"),

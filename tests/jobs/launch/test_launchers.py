@@ -16,6 +16,8 @@ import pytest
 from tests.support import SUPPORT
 from tests.support.ranks import mpi_vendors
 
+pytestmark = pytest.mark.covers("launchers")
+
 STEP = """
 import os, sys
 import numpy as np

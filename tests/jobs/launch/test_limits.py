@@ -11,6 +11,8 @@ from funccoll.job.identity import started_by
 from tests.support.ranks.forbidden_calls import NUMBERS
 from tests.support.ranks.ranks import JOIN, PRELUDE, STAY, Ranks
 
+pytestmark = pytest.mark.covers("launch")
+
 LIMIT = "import resource\nresource.setrlimit(resource.RLIMIT_{}, ({}, {}))\n"
 
 

@@ -20,6 +20,8 @@ from funccoll.job.tcp import ListeningSocket, call, host_addresses
 from tests.support.ranks.host_ranks import JOIN_HOSTS, HostRanks
 from tests.support.ranks.ranks import PATIENCE
 
+pytestmark = pytest.mark.covers("mpi")
+
 # ---------------------------------------------------------------- RPC
 
 

@@ -17,7 +17,7 @@ from funccoll.job.processes import Job, environment, outcome
 from tests.support.processes_left import marked, wait_until_gone
 from tests.support.ranks.runner import FUNCCOLL, Runner, begin, run
 
-pytestmark = pytest.mark.usefixtures("mark")
+pytestmark = [pytest.mark.usefixtures("mark"), pytest.mark.covers("launch")]
 
 
 def test_exit_code_of_the_first_that_fails(script):

@@ -15,6 +15,8 @@ from tests.support.ranks.host_ranks import JOIN_HOSTS, ON_HOSTS, STAY_HOSTS, Hos
 from tests.support.ranks.network_hosts import NetworkHosts
 from tests.support.ranks.ranks import PRELUDE, left_behind
 
+pytestmark = pytest.mark.covers("mpi", "host-failures")
+
 TELL = (
     JOIN_HOSTS
     + """

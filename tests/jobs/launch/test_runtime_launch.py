@@ -23,6 +23,8 @@ from funccoll.errors import FunccollError, LaunchError, LaunchTimeout, PeerFailu
 from funccoll.job.reports import EndedRanks
 from tests.support.processes_left import VARIABLE, marked, wait_until_gone, zombies
 
+pytestmark = pytest.mark.covers("launch")
+
 
 @pytest.fixture(autouse=True)
 def mark(monkeypatch):

@@ -26,6 +26,8 @@ from tests.support.ranks.ranks import (
 )
 from tests.support.ranks.rendezvous_visits import ended, handshake, visit
 
+pytestmark = pytest.mark.covers("launch")
+
 FOLDER = Path(funccoll.__file__).parent
 
 

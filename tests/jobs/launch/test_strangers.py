@@ -21,6 +21,8 @@ from tests.support.example_counts import examples
 from tests.support.ranks.host_ranks import STAY_HOSTS, HostRanks
 from tests.support.ranks.ranks import JOIN, PATIENCE, PRELUDE, Ranks, address, listening, wait_until
 
+pytestmark = pytest.mark.covers("clashing-jobs")
+
 SECRET = b"s" * 32
 
 

@@ -22,6 +22,8 @@ from tests.support.cases import process_cases
 from tests.support.ranks import mpi_vendors, network_hosts
 from tests.support.ranks.network_hosts import NetworkHosts
 
+pytestmark = pytest.mark.covers("mpi")
+
 SCRIPT = """
 import os, sys, time
 from pathlib import Path

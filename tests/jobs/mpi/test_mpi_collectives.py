@@ -18,6 +18,8 @@ from tests.support import SUPPORT
 from tests.support.ranks import mpi_vendors, network_hosts
 from tests.support.ranks.network_hosts import NetworkHosts
 
+pytestmark = pytest.mark.covers("host-failures", "mpi-collectives")
+
 VENDORS = [
     pytest.param(v, marks=pytest.mark.skipif(bool(mpi_vendors.why_not(v)), reason=mpi_vendors.why_not(v)))
     for v in mpi_vendors.VENDORS

@@ -12,6 +12,8 @@ from funccoll.job import mpi_findings
 from funccoll.job.checks import Check
 from tests.support.ranks import mpi_vendors
 
+pytestmark = pytest.mark.covers("run-hosts")
+
 
 def findings(monkeypatch, environment):
     """Name -> finding, with this environment."""

@@ -17,6 +17,8 @@ from tests.support.processes_left import VARIABLE, wait_until_gone
 from tests.support.ranks import mpi_vendors, rank_end
 from tests.support.ranks.ranks import Ranks
 
+pytestmark = pytest.mark.covers("mpi", "host-failures")
+
 PATIENCE = 300.0
 """Seconds until a command is ended: a watchdog, not an expectation."""
 PRELUDE = """

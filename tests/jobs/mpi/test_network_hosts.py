@@ -16,7 +16,7 @@ from tests.support.processes_left import VARIABLE, marked, wait_until_gone
 from tests.support.ranks import mpi_vendors, network_hosts
 from tests.support.ranks.network_hosts import NetworkHosts
 
-pytestmark = pytest.mark.skipif(bool(network_hosts.why_not()), reason=network_hosts.why_not())
+pytestmark = [pytest.mark.skipif(bool(network_hosts.why_not()), reason=network_hosts.why_not()), pytest.mark.covers("mpi")]
 
 # Prints what MPI says of each rank, in one write: lines of several processes must not mix.
 PLACES = """

@@ -25,6 +25,8 @@ from tests.support.machine_profiles import parameters, profile, times
 from tests.support.ranks import mpi_vendors, network_hosts
 from tests.support.ranks.network_hosts import NetworkHosts
 
+pytestmark = pytest.mark.covers("network-tuning")
+
 SIZES = (8**3, 8**5, 8**7)
 
 

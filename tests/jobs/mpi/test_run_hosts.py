@@ -20,6 +20,8 @@ from tests.support.processes_left import VARIABLE, wait_until_gone
 from tests.support.ranks import mpi_vendors, network_hosts
 from tests.support.ranks.network_hosts import AGENT, NetworkHosts
 
+pytestmark = pytest.mark.covers("run-hosts")
+
 RUN = [sys.executable, "-W", "error", "-m", "funccoll", "run"]
 BOTH = pytest.mark.parametrize("vendor", mpi_vendors.VENDORS)
 RANK = "import os, sys\nrank = int(os.environ.get('OMPI_COMM_WORLD_RANK') or os.environ['PMI_RANK'])\n"

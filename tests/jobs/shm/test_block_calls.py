@@ -7,6 +7,8 @@ import pytest
 from tests.support.cases import block_call_cases as cases
 from tests.support.ranks.ranks import launch
 
+pytestmark = pytest.mark.covers("fast-calls")
+
 
 @pytest.fixture(params=[pytest.param("1", id="C"), pytest.param("0", id="python")])
 def native(request, monkeypatch):

@@ -9,6 +9,8 @@ from funccoll.core.c_extension import extension
 from tests.support.cases import call_failure_cases as cases
 from tests.support.ranks.ranks import launch
 
+pytestmark = pytest.mark.covers("fast-calls")
+
 NEEDS_IT = pytest.mark.skipif(extension is None, reason="the C extension is not there, or not chosen")
 
 

@@ -10,6 +10,8 @@ import pytest
 from tests.support.cases import call_fuzz
 from tests.support.ranks.ranks import launch
 
+pytestmark = pytest.mark.covers("fast-calls")
+
 
 def test_random_calls(tmp_path):
     paths = call_fuzz.record(7, 2, 60, tmp_path)

@@ -10,6 +10,8 @@ from tests.support.cases import collective_group_cases as cases
 from tests.support.cases import group_wait_cases
 from tests.support.ranks.ranks import launch
 
+pytestmark = pytest.mark.covers("collective-groups", "job-checks")
+
 
 @pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_what_sits_together_is_one_call(n):

@@ -9,6 +9,8 @@ import pytest
 from tests.support.cases import decision_cases as cases
 from tests.support.ranks.ranks import launch
 
+pytestmark = pytest.mark.covers("control-flow")
+
 QUICK = ("fori_loop", 4), ("fori_loop", 20000), ("no iteration", 4), ("cond", 4), ("nested", 20000), ("root", 4)
 
 

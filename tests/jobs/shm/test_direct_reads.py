@@ -12,6 +12,8 @@ from funccoll.job import doctor
 from tests.support.cases import direct_read_cases, process_cases
 from tests.support.ranks.ranks import PRELUDE, Ranks, launch, left_behind
 
+pytestmark = pytest.mark.covers("direct-reads")
+
 SLOW = pytest.mark.slow
 
 

@@ -24,6 +24,8 @@ from tests.support.groups import in_groups
 from tests.support.oracles.schedule_oracle import built
 from tests.support.ranks.ranks import launch
 
+pytestmark = pytest.mark.covers("collectives")
+
 I4 = np.dtype(np.int32)
 COPIED = [kind for kind in KINDS if kind != "barrier"]
 SIMPLE = {

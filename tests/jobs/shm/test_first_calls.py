@@ -12,6 +12,8 @@ from funccoll.transports.shm.passed_arguments import MOST_TEXT, PassedArgument, 
 from tests.support.cases import first_call_cases as cases
 from tests.support.ranks.ranks import launch
 
+pytestmark = pytest.mark.covers("job-checks")
+
 
 def check(told, kind, *words):
     """At least one rank has raised an error of this kind with these words; others have raised it too, or tell of it."""

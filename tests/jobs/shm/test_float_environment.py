@@ -15,6 +15,8 @@ from funccoll.platforms import float_environment
 from tests.support.cases import float_environment_cases as cases
 from tests.support.ranks.ranks import launch
 
+pytestmark = pytest.mark.covers("shared-memory")
+
 NAMES = ["flush", *cases.ROUNDINGS]
 
 

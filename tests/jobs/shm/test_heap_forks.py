@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.ranks.ranks import JOIN, PRELUDE, Ranks
 
-pytestmark = pytest.mark.usefixtures("small_collections")
+pytestmark = [pytest.mark.usefixtures("small_collections"), pytest.mark.covers("clashing-jobs")]
 
 
 FORKED = (

@@ -20,7 +20,7 @@ from funccoll.transports.shm.arena import LARGE, tail_size
 from funccoll.transports.shm.heap import Heap
 from funccoll.transports.shm.memory_file import CONTROL, create, largest_arena
 
-pytestmark = pytest.mark.usefixtures("small_collections")
+pytestmark = [pytest.mark.usefixtures("small_collections"), pytest.mark.covers("collective-groups")]
 
 GiB = 1 << 30
 

@@ -17,6 +17,8 @@ from tests.support.groups import in_groups
 from tests.support.oracles.schedule_oracle import expected
 from tests.support.ranks.kernel_ranks import MEMORY, Rank, RankMemory
 
+pytestmark = pytest.mark.covers("collectives")
+
 I4 = np.dtype(np.int32)
 COPIED = [kind for kind in KINDS if kind != "barrier"]
 SIMPLE = {

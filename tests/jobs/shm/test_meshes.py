@@ -9,6 +9,8 @@ import pytest
 from tests.support.cases import rank_mesh_cases as cases
 from tests.support.ranks.ranks import launch
 
+pytestmark = pytest.mark.covers("job-checks")
+
 
 @pytest.mark.parametrize(
     ("way", "one", "two"),

@@ -14,6 +14,8 @@ from funccoll.core.program_difference import program_rows
 from tests.support.cases import other_program_cases as cases
 from tests.support.ranks.ranks import Ranks, launch
 
+pytestmark = pytest.mark.covers("job-checks")
+
 LINE = r"at \S*other_program_cases.py:\d+ \(body\)"
 
 

@@ -14,6 +14,8 @@ from tests.support.cases import process_allgather_cases
 from tests.support.cases.process_allgather_cases import same
 from tests.support.ranks.ranks import launch
 
+pytestmark = pytest.mark.covers("collectives")
+
 
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_values_of_all_processes(world):

@@ -9,6 +9,8 @@ import pytest
 from tests.support.cases import process_cases
 from tests.support.ranks.ranks import PRELUDE, Ranks, launch
 
+pytestmark = pytest.mark.covers("control-flow", "collectives", "shared-memory", "staging")
+
 QUICK = [
     ("half of fewest", 2),
     ("half of collectives", 2),

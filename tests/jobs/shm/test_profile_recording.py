@@ -25,6 +25,8 @@ from funccoll.tools import cli
 from tests.support import SUPPORT
 from tests.support.ranks.ranks import JOIN, Ranks
 
+pytestmark = pytest.mark.covers("profiles")
+
 
 def script(name, directory):
     return JOIN + f"from tests.support.ranks import profile_ranks\nprofile_ranks.{name}({str(directory)!r})\n"

@@ -14,6 +14,8 @@ from funccoll.errors import MeshError
 from tests.support.cases import replica_group_cases as cases
 from tests.support.ranks.ranks import launch
 
+pytestmark = pytest.mark.covers("collectives")
+
 LEFT_OUT = r"device {} is in none of the groups \(\(1, 2\),\) over 'd', .*\n  at .*replica_group_cases\.py:\d+ in"
 
 

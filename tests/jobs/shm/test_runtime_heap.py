@@ -20,7 +20,7 @@ from funccoll.transports.shm.memory_file import CONTROL, HEADER, create
 from tests.support.ranks import rank_end
 from tests.support.ranks.ranks import JOIN, Ranks, left_behind
 
-pytestmark = pytest.mark.usefixtures("small_collections")
+pytestmark = [pytest.mark.usefixtures("small_collections"), pytest.mark.covers("collective-groups")]
 
 GiB = 1 << 30
 

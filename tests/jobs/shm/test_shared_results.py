@@ -29,6 +29,8 @@ from tests.support.example_counts import examples
 from tests.support.groups import in_groups
 from tests.support.ranks.ranks import JOIN, Ranks, launch
 
+pytestmark = pytest.mark.covers("shared-results")
+
 # ---------------------------------------------------------------- schedules
 
 

@@ -16,7 +16,7 @@ from funccoll.core.c_extension import extension
 from tests.support.misuse import LINE, X
 from tests.support.same_arrays import identity, same
 
-pytestmark = pytest.mark.usefixtures("small_collections")
+pytestmark = [pytest.mark.usefixtures("small_collections"), pytest.mark.covers("arrays")]
 
 MESH = fc.make_mesh({"data": 4, "model": 2})
 GRID = np.arange(48, dtype=np.float32).reshape(8, 6)

@@ -8,6 +8,8 @@ from funccoll import P
 from funccoll.errors import ConcretizationError, DTypeError, LeakedTracerError, TraceError, UnsupportedError
 from tests.support.misuse import LINE, X, wrong
 
+pytestmark = pytest.mark.covers("nn")
+
 TABLE = np.arange(12, dtype=np.float32).reshape(4, 3) ** 2
 SPLIT = {"mesh": LINE, "in_specs": (P("data"),), "out_specs": P("data")}
 OUTSIDE = fc.asarray(TABLE)

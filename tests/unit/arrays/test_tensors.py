@@ -8,6 +8,8 @@ from funccoll import P
 from funccoll.errors import DTypeError, ShapeError, TraceError
 from tests.support.misuse import LINE, X, wrong
 
+pytestmark = pytest.mark.covers("arrays")
+
 
 class Dtype:
     """A dtype that NumPy cannot read, as torch.float32 is."""

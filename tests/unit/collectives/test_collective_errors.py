@@ -8,6 +8,8 @@ from funccoll import P
 from funccoll.errors import DTypeError, MeshError, ShapeError, TraceError, UnsupportedError, VaryingError
 from tests.support.misuse import X, run, wrong
 
+pytestmark = pytest.mark.covers("errors")
+
 OUTSIDE = {
     "all_reduce": lambda: fc.all_reduce(X, "data"),
     "all_gather": lambda: fc.all_gather(X, "data"),

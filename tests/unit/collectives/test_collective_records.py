@@ -25,6 +25,8 @@ from tests.support.groups import in_groups
 from tests.support.ranks.ranks import launch
 from tests.support.spmd import MESHES, per_device
 
+pytestmark = pytest.mark.covers("collectives")
+
 FOLDER = Path(package.__file__).parent
 SHARED = {"__init__", "record", "functions"}
 DESIGN = (Path(__file__).parents[3] / "docs" / "design" / "types.md").read_text(encoding="utf-8")

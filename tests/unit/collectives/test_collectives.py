@@ -18,6 +18,8 @@ from tests.support.cases.collective_cases import CASES, FLOATS, dtypes_of, left_
 from tests.support.groups import in_groups
 from tests.support.spmd import MESHES, bits, expected, group_of, on_meshes, per_device, size
 
+pytestmark = pytest.mark.covers("collectives")
+
 FEW = 24
 """Of the 24 choices of axes one for each of 138 cases, another one for the next case."""
 

@@ -11,6 +11,8 @@ from funccoll import P
 from funccoll.errors import DeletedArrayError, ShardingError
 from tests.support.misuse import LINE, X, wrong
 
+pytestmark = pytest.mark.covers("jit")
+
 MESH = fc.make_mesh({"data": 4, "model": 2})
 GRID = np.arange(48, dtype=np.float32).reshape(8, 6)
 SPECS = [P(), P("data"), P(None, "model"), P("model", None), P("data", "model"), P(("data", "model")), P(("model", "data"))]

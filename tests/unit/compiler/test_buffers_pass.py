@@ -3,6 +3,7 @@
 import time
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +11,8 @@ import funccoll as fc
 from funccoll import P
 from funccoll.compiler.passes.buffers import plan_buffers
 from tests.support.pass_programs import programs, run_program
+
+pytestmark = pytest.mark.covers("passes")
 
 MESH = fc.make_mesh({"data": 4, "model": 2})
 X = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)

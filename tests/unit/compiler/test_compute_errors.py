@@ -10,6 +10,8 @@ from funccoll import P
 from tests.support.misuse import LINE, X
 from tests.support.ranks.ranks import launch
 
+pytestmark = pytest.mark.covers("errors")
+
 
 def note_of(kind, jitted, *args):
     """The note of the exception `kind` that a call raises, as (line within the function's source, its name)."""

@@ -12,6 +12,8 @@ from funccoll import P
 from funccoll.compiler.stages import Compiled
 from funccoll.errors import NonFiniteError
 
+pytestmark = pytest.mark.covers("fast-calls")
+
 
 def quick_ways(f: Any) -> tuple[int, int, int]:
     """The fast paths by position, those by tree, and the fast keys of a jitted function."""

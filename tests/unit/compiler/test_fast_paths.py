@@ -21,7 +21,7 @@ from funccoll.core.c_extension import extension
 from funccoll.core.mesh import Sharding
 from tests.support.groups import in_groups
 
-pytestmark = pytest.mark.usefixtures("small_collections")
+pytestmark = [pytest.mark.usefixtures("small_collections"), pytest.mark.covers("fast-calls")]
 KINDS = ["python", *(["C"] if extension is not None else [])]
 DISPATCHES = {"python": PythonDispatch, "C": getattr(extension, "Dispatch", None)}
 MESH = fc.make_mesh({"d": 4})

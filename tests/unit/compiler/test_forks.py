@@ -13,6 +13,8 @@ import funccoll as fc
 from funccoll.core.weak_values import WeakValues
 from funccoll.runtime import recorder
 
+pytestmark = pytest.mark.covers("jit")
+
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("lock", [lambda: WeakValues.lock, lambda: recorder._NOW.lock], ids=["entries", "profiles"])

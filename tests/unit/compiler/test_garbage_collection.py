@@ -11,6 +11,8 @@ import pytest
 
 import funccoll as fc
 
+pytestmark = pytest.mark.covers("jit")
+
 
 def compiles(seen: list[bool], fails: bool = False) -> None:
     def body(x):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,8 @@ from funccoll.compiler.passes.buffers import Buffers, plan_buffers
 from funccoll.compiler.passes.group_collectives import group_collectives
 from tests.support.cases.step_programs import STEPS, program
 from tests.support.example_counts import examples
+
+pytestmark = pytest.mark.covers("passes")
 
 MESH = fc.make_mesh({"d": 2, "e": 2})
 

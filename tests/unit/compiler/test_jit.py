@@ -11,6 +11,8 @@ from funccoll import P
 from funccoll.compiler.jit import Compiled, Jitted, Lowered, TracedFunction
 from funccoll.errors import Source
 
+pytestmark = pytest.mark.covers("jit")
+
 MESH = fc.make_mesh({"data": 4, "model": 2})
 X = np.arange(32, dtype=np.float32).reshape(8, 4)
 

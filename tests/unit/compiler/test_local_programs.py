@@ -14,6 +14,8 @@ import funccoll as fc
 from funccoll import P
 from funccoll.errors import DeletedArrayError, DTypeError, MeshError, ShapeError, UnsupportedError
 
+pytestmark = pytest.mark.covers("jit")
+
 MESH = fc.make_mesh({"data": 4, "model": 2})
 X = np.arange(32, dtype=np.float32).reshape(8, 4)
 

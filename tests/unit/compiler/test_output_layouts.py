@@ -20,6 +20,8 @@ from tests.support.cases.layout_programs import MESH, random_program
 from tests.support.groups import in_groups
 from tests.support.misuse import wrong
 
+pytestmark = pytest.mark.covers("jit")
+
 X = np.arange(64.0).reshape(4, 16)
 
 

@@ -22,6 +22,8 @@ from funccoll.core.types import ArrayType
 from funccoll.primitives.elementwise import UFUNCS
 from tests.support.pass_programs import choose, compiled, programs, run_program
 
+pytestmark = pytest.mark.covers("passes")
+
 MESH = fc.make_mesh({"data": 4, "model": 2})
 X = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
 

@@ -18,6 +18,8 @@ from tests.support.example_counts import examples
 from tests.support.misuse import run, wrong
 from tests.support.ranks.ranks import launch
 
+pytestmark = pytest.mark.covers("redistribute")
+
 MESH = fc.make_mesh({"a": 2, "b": 3, "c": 2})
 X = np.arange(24.0 * 12).reshape(24, 12)
 

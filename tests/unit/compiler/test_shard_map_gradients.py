@@ -20,6 +20,8 @@ from tests.support.cases.shard_map_gradient_cases import (
 )
 from tests.support.ranks.ranks import launch
 
+pytestmark = pytest.mark.covers("mesh-gradients")
+
 
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_those_without_a_mesh(name: str) -> None:

@@ -15,6 +15,8 @@ from funccoll.errors import PytreeError, ShapeError, ShardingError, TraceError
 from tests.support.groups import in_groups
 from tests.support.misuse import wrong
 
+pytestmark = pytest.mark.covers("optim")
+
 MESH = fc.make_mesh({"data": 2, "model": 2})
 ENTRIES = [P(), P("data"), P(None, "model"), P("model", "data"), P(("data", "model")), P(("model", "data"), None), P(None)]
 SPECS = {"w": P(None, "model"), "b": P("model"), "layers": [P("data"), P(), P("model", "data")]}

@@ -20,6 +20,8 @@ from tests.support.fakes.thread_transport import in_threads
 from tests.support.groups import in_groups
 from tests.support.spmd import bits, stacked
 
+pytestmark = pytest.mark.covers("arrays")
+
 MESH = fc.make_mesh({"d": 2})
 GIVEN = arguments(64, 96)
 ALONE = np.random.default_rng(0).normal(size=(40, 1)).astype(np.float32)

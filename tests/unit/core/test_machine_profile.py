@@ -25,6 +25,8 @@ from funccoll.schedules.model.select import candidates
 from tests.support.example_counts import examples
 from tests.support.machine_profiles import any_parameters, in_use, parameters, profile, profiles, times
 
+pytestmark = pytest.mark.covers("tune")
+
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
 DEFAULTS = Topology("one_host", 1, 2, *[schedules.Link("shared memory", 0.2e-6, 1e-10, shared=True)] * 2, 1e-10)
 

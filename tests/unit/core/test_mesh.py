@@ -14,6 +14,8 @@ from funccoll import P, Sharding
 from funccoll.core.mesh import ReplicaGroups
 from funccoll.errors import MeshError
 
+pytestmark = pytest.mark.covers("arrays")
+
 NAMES = ("data", "model", "pipe", "expert")
 
 

@@ -13,6 +13,8 @@ from funccoll import P
 from funccoll.errors import TraceError
 from funccoll.profiling import Profile
 
+pytestmark = pytest.mark.covers("jit")
+
 
 @pytest.fixture
 def line():

@@ -17,6 +17,8 @@ from funccoll.schedules import Topology, explain
 from tests.support.machine_profiles import SIZES, in_use, parameters, profile, times
 from tests.support.ranks.ranks import JOIN, Ranks
 
+pytestmark = pytest.mark.covers("profiles")
+
 DEFAULTS = Topology("one_host", 1, 2, *[schedules.Link("shared memory", 0.2e-6, 1e-10, shared=True)] * 2, 1e-10)
 
 

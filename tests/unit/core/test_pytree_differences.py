@@ -11,6 +11,8 @@ import funccoll as fc
 from funccoll import P
 from funccoll.errors import PytreeError
 
+pytestmark = pytest.mark.covers("jit")
+
 X = np.ones(2)
 Pair = namedtuple("Pair", "left right")
 

@@ -17,6 +17,8 @@ from funccoll import P
 from funccoll.core.pytree_paths import argument_names, parameter_names, path_name, path_names
 from tests.support.groups import in_groups
 
+pytestmark = pytest.mark.covers("jit")
+
 MESH = fc.make_mesh({"i": 2})
 X, BAD = np.ones(4), np.ones(3)
 Pair = namedtuple("Pair", "left right")

@@ -12,6 +12,8 @@ from funccoll import schedules
 from funccoll.core.timeline import ACTIVITIES, Span, Timeline
 from funccoll.errors import FunccollError, ScheduleError
 
+pytestmark = pytest.mark.covers("cost-model")
+
 spans = st.builds(
     lambda rank, start, length, activity, peer, label, source, channel: Span(
         rank, start, start + length, activity, peer, label, source, channel

@@ -9,6 +9,8 @@ import pytest
 import funccoll as fc
 from funccoll import P
 
+pytestmark = pytest.mark.covers("job-checks")
+
 MESH = fc.make_mesh({"data": 2, "model": 2})
 
 

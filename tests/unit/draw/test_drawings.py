@@ -17,6 +17,8 @@ from funccoll.schedules import Topology, algorithms, build
 from funccoll.schedules.collective import KINDS
 from tests.support.oracles.drawing_checks import arrows_between, check_drawing, moves_between
 
+pytestmark = pytest.mark.covers("drawings")
+
 
 def schedules(every, ranks):
     """All algorithms: each `every`-th case in `make test`, each algorithm on half of the numbers of ranks in the slow tests."""

@@ -24,6 +24,8 @@ from funccoll.schedules import Topology, build
 from tests.support.drawn_programs import boxes_of, training_step
 from tests.support.oracles.drawing_checks import check_drawing, pairs_apart
 
+pytestmark = pytest.mark.covers("drawings")
+
 # ---------------------------------------------------------------- files, notebooks, themes
 
 

@@ -12,6 +12,8 @@ from funccoll.errors import DrawingError
 from tests.support.drawn_programs import boxes_of, training_step
 from tests.support.oracles.drawing_checks import check_drawing
 
+pytestmark = pytest.mark.covers("drawings")
+
 
 def test_program_has_a_box_for_each_equation_and_an_arrow_for_each_value_read(mesh):
     from funccoll.core.ir import Var

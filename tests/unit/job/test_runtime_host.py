@@ -6,6 +6,8 @@ import pytest
 
 from funccoll.job import host
 
+pytestmark = pytest.mark.covers("launch")
+
 GiB = 1 << 30
 
 

@@ -14,6 +14,8 @@ from funccoll.kernels import kernel_context
 from funccoll.kernels.kernel_context import layout, word
 from tests.repo.layers import FILES
 
+pytestmark = pytest.mark.covers("shared-memory")
+
 RECORDS = {
     kernel_context.ContextRecord: ("CONTEXT", "WORD"),
     kernel_context.LibraryRecord: ("LIBRARY", "WORD"),

@@ -36,7 +36,7 @@ from tests.support.oracles.schedule_oracle import built, expected
 from tests.support.ranks.kernel_ranks import MEMORY, Rank
 
 # Forked children only compute and exit; pytest-xdist has a thread of its own.
-pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"), pytest.mark.covers("shared-memory")]
 
 SLOW = pytest.mark.slow
 COMBINE = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * 9)

@@ -14,6 +14,8 @@ import pytest
 from funccoll.kernels import cpu, object_cache
 from funccoll.kernels.kernel_context import WORD
 
+pytestmark = pytest.mark.covers("shared-memory")
+
 SUM = """
 import ctypes, sys
 import numpy as np

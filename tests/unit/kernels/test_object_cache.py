@@ -20,6 +20,8 @@ from funccoll.kernels import cpu, object_cache
 from funccoll.kernels.kernel_context import WORD
 from funccoll.kernels.object_cache import address_of, cache_directory
 
+pytestmark = pytest.mark.covers("shared-memory")
+
 MINE = os.geteuid()
 root = pytest.mark.skipif(MINE != 0, reason="only root can give files to another user")
 

@@ -18,6 +18,8 @@ from tests.support.oracles.numpy_oracle import numerical
 from tests.support.oracles.record_torch_batch_norm import CASES, FILE
 from tests.support.spmd import bits
 
+pytestmark = pytest.mark.covers("uneven-batches")
+
 RNG = np.random.default_rng(0)
 TORCH = json.loads(FILE.read_text())["cases"]
 

@@ -20,6 +20,8 @@ from tests.support.example_counts import examples
 from tests.support.groups import in_groups
 from tests.support.oracles.numpy_oracle import numerical
 
+pytestmark = pytest.mark.covers("nn-models")
+
 RNG = np.random.default_rng(0)
 
 

@@ -12,6 +12,8 @@ from tests.support.cases.numpy_cases import BF16
 from tests.support.groups import in_groups
 from tests.support.oracles.numpy_oracle import numerical
 
+pytestmark = pytest.mark.covers("nn-models")
+
 RNG = np.random.default_rng(0)
 
 # ---------------------------------------------------------------- cross-entropy

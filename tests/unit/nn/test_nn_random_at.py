@@ -17,6 +17,8 @@ from tests.support.cases.numpy_cases import BF16
 from tests.support.groups import in_groups
 from tests.support.oracles.numpy_oracle import assert_same, numerical
 
+pytestmark = pytest.mark.covers("nn")
+
 # ---------------------------------------------------------------- nn: values
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])

@@ -17,7 +17,10 @@ from funccoll.errors import DTypeError
 from funccoll.primitives.special import scipy_ufunc
 from tests.support.groups import in_groups
 
-pytestmark = pytest.mark.filterwarnings("error::funccoll.core.dtype_promotion.DTypePromotionWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("error::funccoll.core.dtype_promotion.DTypePromotionWarning"),
+    pytest.mark.covers("dtype-promotion"),
+]
 
 F16, F32, F64 = (np.ones(3, dtype) for dtype in (np.float16, np.float32, np.float64))
 BF16 = np.ones(3, fc.bfloat16)

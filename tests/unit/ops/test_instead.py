@@ -10,6 +10,8 @@ from funccoll.errors import FunccollError, InPlaceError, MissingMethodError, Uns
 from funccoll.ops.registry import INSTEAD
 from tests.support.misuse import X, run
 
+pytestmark = pytest.mark.covers("numpy")
+
 A, B = np.array([3.0, 1.5, 2.5, 2.0]), np.array([2.5, 0.5, 3.0, 2.0])
 K, J = np.array([3, 0, 1]), np.array([1, 0, 1])
 TWO = lambda f, x, y: f(x, y)

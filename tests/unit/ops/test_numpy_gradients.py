@@ -17,6 +17,8 @@ from tests.support.cases.numpy_cases import DIRECTION, DISCRETE, SMOOTH, ZERO, C
 from tests.support.groups import in_groups
 from tests.support.oracles.numpy_oracle import by_function, noted, numerical, run
 
+pytestmark = pytest.mark.covers("numpy")
+
 
 def _differentiable(case: Case) -> list[int]:
     return [i for i, a in enumerate(case.args) if a.dtype.kind in "fc"]

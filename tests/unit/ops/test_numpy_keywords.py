@@ -23,6 +23,8 @@ from funccoll.ops.registry import is_traced, qualified_name
 from funccoll.tracing.trace import stage
 from tests.support.groups import in_groups
 
+pytestmark = pytest.mark.covers("numpy")
+
 rng = np.random.default_rng(11)
 A = rng.normal(size=(3, 4))
 V = rng.normal(size=6)

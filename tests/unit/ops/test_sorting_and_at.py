@@ -13,6 +13,8 @@ from funccoll.errors import DTypeError, MissingMethodError, ShapeError, Unsuppor
 from tests.support.example_counts import examples
 from tests.support.groups import in_groups
 
+pytestmark = pytest.mark.covers("linalg", "nn")
+
 X = np.array([[0.5, -2.0, 3.0, 0.5], [1.0, 7.0, -1.0, 0.0]])
 NUMBERS = st.lists(st.sampled_from([-3.0, -1.0, -0.0, 0.0, 2.0, 2.5, np.nan]), min_size=1, max_size=9)
 

@@ -15,6 +15,8 @@ from tests.support.cases.numpy_cases import BF16
 from tests.support.groups import in_groups
 from tests.support.oracles.numpy_oracle import assert_same, noted
 
+pytestmark = pytest.mark.covers("numpy")
+
 # ---------------------------------------------------------------- tracers are arrays
 
 

@@ -14,6 +14,8 @@ from funccoll.primitives.optimizers import RULES
 from tests.support import SUPPORT
 from tests.support.optimizers import DTYPES, OPTIMIZERS, bits, by_apply, by_pair, params_of, random_params
 
+pytestmark = pytest.mark.covers("optim")
+
 TORCH = json.loads((SUPPORT / "oracles/torch_optimizers.json").read_text())
 RATE = TORCH["rate"]
 

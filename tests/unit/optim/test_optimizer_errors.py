@@ -12,6 +12,8 @@ from funccoll.primitives.optimizers import wide_dtype
 from tests.support.groups import in_groups
 from tests.support.optimizers import by_apply, by_pair
 
+pytestmark = pytest.mark.covers("errors", "optim")
+
 
 def step_of(grads=None, state=None, params=None, optimizer=None):
     optimizer = optim.adam(0.1) if optimizer is None else optimizer

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import funccoll as fc
 from funccoll import optim
 from tests.support.optimizers import bits, by_apply
+
+pytestmark = pytest.mark.covers("optim")
 
 
 def address(x):

@@ -14,6 +14,8 @@ from funccoll.tracing.trace import value_type
 from tests.support.example_counts import examples
 from tests.support.optimizers import OPTIMIZERS, bits, clipped
 
+pytestmark = pytest.mark.covers("optim")
+
 # ---------------------------------------------------------------- meshes
 
 

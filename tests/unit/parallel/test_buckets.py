@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from funccoll.core.types import ArrayType
 from funccoll.parallel.buckets import assign_buckets
+
+pytestmark = pytest.mark.covers("data-parallel")
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 TYPES = st.builds(lambda n, dtype: ArrayType((n,), dtype), st.integers(0, 12), st.sampled_from([F32, F64]))

@@ -18,6 +18,8 @@ from tests.support.cases.comm_hook_cases import HOOKS, bytes_sent, first_states,
 from tests.support.groups import in_groups
 from tests.support.hook_runs import lowered, normal, run
 
+pytestmark = pytest.mark.covers("comm-hooks")
+
 F32 = np.float32
 every_hook = pytest.mark.parametrize("name", HOOKS)
 

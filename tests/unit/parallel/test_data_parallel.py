@@ -11,6 +11,8 @@ import funccoll as fc
 from funccoll import P
 from funccoll.errors import MeshError, ShapeError, TraceError, VaryingError
 
+pytestmark = pytest.mark.covers("data-parallel")
+
 RNG = np.random.default_rng(0)
 
 

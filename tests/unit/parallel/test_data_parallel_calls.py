@@ -19,6 +19,8 @@ from funccoll.parallel.data_parallel_function import Accumulated
 from tests.support.cases.data_parallel_cases import ROWS, check, integers, outcomes, params_of, summed
 from tests.support.ranks.ranks import JOIN, Ranks
 
+pytestmark = pytest.mark.covers("data-parallel")
+
 
 def mesh_of(n: int) -> Any:
     return fc.make_mesh({"data": n})

@@ -16,6 +16,8 @@ from tests.support.cases.comm_hook_cases import first_states, int8_step, power_s
 from tests.support.example_counts import examples
 from tests.support.hook_runs import RNG, lowered, normal, run
 
+pytestmark = pytest.mark.covers("comm-hooks")
+
 F32 = np.float32
 
 

@@ -22,6 +22,8 @@ from funccoll.errors import (
 from tests.support.cases.parallel_model_cases import Momentum, X, error_feedback, loss, params_of
 from tests.support.parallel_models import parallel
 
+pytestmark = pytest.mark.covers("parallel-model")
+
 
 def trained(params: Any, steps: int, gradient: Any) -> Any:
     """The parameters that one device trains."""

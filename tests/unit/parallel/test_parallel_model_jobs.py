@@ -11,6 +11,8 @@ from tests.support.cases.parallel_model_cases import X, error_feedback, params_o
 from tests.support.parallel_models import parallel
 from tests.support.ranks.ranks import Ranks
 
+pytestmark = pytest.mark.covers("parallel-model")
+
 SCRIPT = """
 import json, os, sys
 import numpy as np

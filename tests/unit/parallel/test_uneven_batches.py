@@ -29,6 +29,8 @@ from tests.support.cases.uneven_cases import (
 from tests.support.example_counts import examples
 from tests.support.ranks.ranks import JOIN, Ranks
 
+pytestmark = pytest.mark.covers("uneven-batches")
+
 
 def on_one_device(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, float, int]:
     """`total_gradient` of all data at once."""

@@ -16,7 +16,7 @@ from funccoll.errors import MeshError
 from funccoll.platforms.blas import threads
 from tests.support.ranks.ranks import PRELUDE, STAY, Ranks
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.covers("blas-bits")]
 SHAPES = [(300, 500, 200), (1, 5000, 300), (256, 256, 256), (1000, 1000, 10)]  # OpenBLAS splits the sums of some of them
 
 SCRIPT = f"""

@@ -32,6 +32,8 @@ from funccoll.runtime.row_file import RECORDING, SAMPLE, RowFile
 from funccoll.tools import cli
 from tests.support.ranks.ranks import JOIN, Ranks
 
+pytestmark = pytest.mark.covers("profiles", "commands")
+
 MS = 1_000_000
 
 

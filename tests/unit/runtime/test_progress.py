@@ -14,6 +14,8 @@ from funccoll import P
 from funccoll.job.job_context import transport_of
 from tests.support.ranks.ranks import launch
 
+pytestmark = pytest.mark.covers("transports")
+
 X = np.arange(8.0)
 COMPLETE = [0, 1, 2, 3, 3, 3, 4, 4]
 """By the place of `jitted` that raises: in the loop all of it, as an earlier iteration may have called its collective."""

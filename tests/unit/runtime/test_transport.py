@@ -20,6 +20,8 @@ from tests.support.cases.step_programs import STEPS, program
 from tests.support.fakes.thread_transport import ThreadTransport, in_threads
 from tests.support.spmd import axis_choices, bits, per_device, size
 
+pytestmark = pytest.mark.covers("transports")
+
 SLOW_SIZES = [({"d": 3}, 2), ({"a": 2, "b": 2}, 4)]
 WHOLE_SIZES = [({"d": 2}, 1), ({"d": 3}, 1)]
 SIZES = [

@@ -14,6 +14,8 @@ from funccoll import P
 from funccoll.runtime.transport import FunctionExecutable
 from funccoll.runtime.work import Work, WorkState
 
+pytestmark = pytest.mark.covers("transports")
+
 
 def test_a_call_that_ends_well():
     seen = []

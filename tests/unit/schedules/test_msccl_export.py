@@ -13,6 +13,8 @@ from funccoll.schedules.schedule import Schedule
 from tests.support.oracles.msccl_rules import check_rules, execute
 from tests.support.oracles.schedule_oracle import expected
 
+pytestmark = pytest.mark.covers("schedule-files")
+
 COLLECTIVES = {
     "all_reduce": "allreduce",
     "all_gather": "allgather",

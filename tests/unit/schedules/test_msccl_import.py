@@ -33,6 +33,8 @@ from tests.support.example_counts import examples
 from tests.support.groups import in_groups
 from tests.support.oracles.schedule_oracle import Oracle
 
+pytestmark = pytest.mark.covers("schedule-files")
+
 BY_HAND = {
     "exchange in place": exchange_in_place(),
     "ring in place on 2": ring_in_place(2),

@@ -25,6 +25,8 @@ from tests.support.groups import in_groups
 from tests.support.oracles.schedule_oracle import Oracle
 from tests.support.ranks.ranks import JOIN, Ranks
 
+pytestmark = pytest.mark.covers("schedule-files")
+
 ALL = [(kind, algorithm) for kind in KINDS for algorithm in fs.algorithms(kind, 4)]
 
 

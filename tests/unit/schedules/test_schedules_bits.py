@@ -16,6 +16,8 @@ from funccoll.schedules.streams.interpret import interpret
 from tests.support.cases.schedule_calls import CALLS, REDUCTIONS, forced, numbers, of, streamed
 from tests.support.spmd import bits, per_device
 
+pytestmark = pytest.mark.covers("schedules")
+
 SIZES = range(1, 9)
 MESHES = {p: fc.make_mesh({"x": p}) for p in SIZES}
 

@@ -19,6 +19,8 @@ from funccoll.schedules.moves import Batch
 from tests.support.groups import in_groups
 from tests.support.oracles.schedule_changes import assembled
 
+pytestmark = pytest.mark.covers("schedules")
+
 REDUCING = [(kind, name) for kind in KINDS if KINDS[kind].combines for name in fs.algorithms(kind)]
 ORDER = "combines in another order than the proved schedule"
 

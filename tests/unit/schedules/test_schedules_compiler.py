@@ -20,6 +20,8 @@ from tests.support.cases.schedule_calls import CALLS, REDUCTIONS, forced, number
 from tests.support.groups import in_groups
 from tests.support.spmd import bits, per_device
 
+pytestmark = pytest.mark.covers("algorithm-argument")
+
 SIZES = range(1, 9)
 MESHES = {p: fc.make_mesh({"x": p}) for p in SIZES}
 GRID = fc.make_mesh({"hosts": 2, "each": 3})

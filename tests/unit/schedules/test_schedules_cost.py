@@ -22,6 +22,8 @@ from tests.support.groups import in_groups
 from tests.support.oracles.closed_forms import CLOSED_FORMS, FORM_SIZES, PARAMETERS, SIZES, bytes_for
 from tests.support.oracles.schedule_oracle import built
 
+pytestmark = pytest.mark.covers("cost-model")
+
 PRESETS = [
     Topology.one_process(4),
     Topology.one_host(8),

@@ -18,6 +18,8 @@ from tests.support.oracles import schedule_formulas as published
 from tests.support.oracles.schedule_formulas import EXPECTED, Traffic, at_root, log2_ceil, log2_floor
 from tests.support.oracles.schedule_oracle import built, host_maps
 
+pytestmark = pytest.mark.covers("schedules")
+
 FAST = [1, 2, 3, 4, 7, 8, 12]
 SLOW = [5, 6, 9, 10, 15, 16, 17, 24, 31, 32, 33, 64]
 """Beside powers of two, odd ones, and composite ones, of which hosts are made."""

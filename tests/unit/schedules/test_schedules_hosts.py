@@ -16,6 +16,8 @@ from funccoll.schedules.streams.instructions import Opcode
 from funccoll.schedules.streams.interpret import interpret
 from tests.support.oracles.schedule_oracle import built, variants
 
+pytestmark = pytest.mark.covers("host-schedules")
+
 MAPS = [(0, 1), (0, 1, 1), (0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 2, 3), (0, 0, 0, 1, 1), (0, 1, 2, 0, 1, 0, 2, 2)]
 QUICK = [(0, 1, 1), (0, 1, 0, 1)]
 

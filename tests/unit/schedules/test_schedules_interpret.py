@@ -21,6 +21,8 @@ from funccoll.schedules.schedule import Schedule
 from funccoll.schedules.streams.interpret import StreamInterpreter, interpret
 from tests.support.oracles.schedule_oracle import Oracle, built, check, make_inputs, variants
 
+pytestmark = pytest.mark.covers("stream-interpreter")
+
 INTEGERS = ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 FLOATS = ["float16", ml_dtypes.bfloat16, "float32", "float64", "complex64", "complex128"]
 

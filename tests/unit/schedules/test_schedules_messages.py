@@ -22,6 +22,8 @@ from funccoll.schedules.streams.interpret import interpret
 from funccoll.schedules.streams.streams import MESSAGES, Streams
 from tests.support.oracles.schedule_oracle import Oracle, built, check, make_inputs, variants
 
+pytestmark = pytest.mark.covers("schedules")
+
 
 def schedule_of(collective: Collective, *rounds: Any) -> Schedule:
     """A schedule from lists of moves, without registering an algorithm."""

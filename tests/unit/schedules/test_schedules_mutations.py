@@ -16,6 +16,8 @@ from tests.support.oracles.schedule_mutations import Mutant, Result, cases, exam
 from tests.support.oracles.schedule_oracle import check, make_inputs
 from tests.support.oracles.schedule_outcomes import every_outcome, right_outcome
 
+pytestmark = pytest.mark.covers("schedule-mutations")
+
 
 def campaign(count: int, seed: int) -> list[Result]:
     results = [examine(m) for m in mutants(count, seed)]

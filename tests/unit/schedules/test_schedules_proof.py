@@ -17,6 +17,8 @@ from tests.support.groups import in_groups
 from tests.support.oracles.schedule_oracle import built, host_maps
 from tests.support.refused_schedules import refused
 
+pytestmark = pytest.mark.covers("schedules")
+
 EVERY = [(kind, name) for kind in KINDS for name in schedules.algorithms(kind)]
 SMALL = [1, 2, 3, 4, 6, 8]
 MORE = [5, 7, 9, 11, 12, 15, 16, 17, 24, 31, 32, 33, 64]

@@ -20,6 +20,8 @@ from tests.support.groups import in_groups
 from tests.support.oracles.closed_forms import CLOSED_FORMS, FORM_SIZES, PARAMETERS, SIZES, bytes_for
 from tests.support.oracles.schedule_oracle import built
 
+pytestmark = pytest.mark.covers("cost-model")
+
 A, B, G = 1e-6, 1e-9, 3e-10
 
 

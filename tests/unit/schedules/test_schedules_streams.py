@@ -20,6 +20,8 @@ from tests.support.example_counts import examples
 from tests.support.groups import in_groups
 from tests.support.refused_schedules import refused
 
+pytestmark = pytest.mark.covers("schedules")
+
 EVERY = [(kind, name) for kind in KINDS for name in schedules.algorithms(kind)]
 
 

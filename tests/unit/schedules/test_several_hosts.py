@@ -22,6 +22,8 @@ from tests.support.machine_profiles import in_use, parameters, profile, times
 from tests.support.oracles.schedule_oracle import built, expected, host_maps, rounding
 from tests.support.spmd import bits, per_device
 
+pytestmark = pytest.mark.covers("host-schedules")
+
 MAPS = [(0, 0, 1, 1), (0, 1, 0, 1), (0, 0, 0, 1), (0, 1, 2, 3), (0, 1, 1, 2, 0)]
 HIERARCHICAL = [kind for kind in CALLS if "hierarchical" in fc.schedules.algorithms(kind)]
 

@@ -39,6 +39,8 @@ from tests.support.processes_left import VARIABLE as MARK
 from tests.support.processes_left import marked
 from tests.support.ranks.ranks import launch
 
+pytestmark = pytest.mark.covers("tune", "commands")
+
 # ---------------------------------------------------------------- the fit
 
 

@@ -11,6 +11,8 @@ import pytest
 
 import funccoll as fc
 
+pytestmark = pytest.mark.covers("numpy")
+
 X = np.ones(3)
 
 

@@ -8,6 +8,8 @@ from funccoll import P
 from funccoll.errors import DTypeError, PytreeError, ShapeError, TraceError, VaryingError
 from tests.support.misuse import X, run, wrong
 
+pytestmark = pytest.mark.covers("errors")
+
 
 def test_gradient_of_a_varying_loss():
     def call():

@@ -26,6 +26,8 @@ from funccoll.tracing import tracer
 from tests.support.groups import in_groups
 from tests.support.misuse import LINE, X, check_paths, run, wrong
 
+pytestmark = pytest.mark.covers("errors")
+
 # ---------------------------------------------------------------- values that a trace does not have
 
 

@@ -11,6 +11,8 @@ from funccoll.core.interpreter import bind
 from funccoll.errors import MeshError, PytreeError, ShapeError, TraceError
 from funccoll.transforms.callbacks import pure_callback_p
 
+pytestmark = pytest.mark.covers("checkpoint")
+
 MESH = fc.make_mesh({"data": 4, "model": 2})
 X = np.arange(8.0)
 F64 = np.dtype(np.float64)

@@ -24,6 +24,8 @@ from tests.support.cases import control_cases
 from tests.support.groups import in_groups
 from tests.support.refused_loops import refused
 
+pytestmark = pytest.mark.covers("control-flow")
+
 OURS = SimpleNamespace(
     scan=fc.scan,
     while_loop=fc.while_loop,

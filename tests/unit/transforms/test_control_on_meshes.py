@@ -13,6 +13,8 @@ from funccoll.errors import VaryingError
 from tests.support.cases import control_cases
 from tests.support.refused_loops import refused
 
+pytestmark = pytest.mark.covers("control-flow")
+
 ONE = fc.make_mesh({"d": 1})
 TWO = fc.make_mesh({"d": 2})
 

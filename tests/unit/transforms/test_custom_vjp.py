@@ -11,6 +11,8 @@ import funccoll as fc
 from funccoll.errors import PytreeError, TraceError
 from tests.support.example_counts import examples
 
+pytestmark = pytest.mark.covers("gradients")
+
 X = np.linspace(-1, 1, 6).reshape(2, 3)
 
 

@@ -10,6 +10,8 @@ import pytest
 import funccoll as fc
 from tests.support.batched_programs import equations, normal
 
+pytestmark = pytest.mark.covers("transformations")
+
 
 def clipped() -> Any:
     @fc.custom_vjp

@@ -15,6 +15,8 @@ from funccoll.errors import DTypeError, PytreeError, ShapeError, TraceError, Uns
 from funccoll.tracing.trace import stage
 from tests.support.spmd import per_device
 
+pytestmark = pytest.mark.covers("transformations")
+
 _rng = np.random.default_rng(5)
 
 

@@ -14,6 +14,8 @@ from funccoll.primitives.indexing import Piece, scatter_p
 from funccoll.primitives.piece_sums import accumulate, accumulate_p
 from tests.support.example_counts import examples
 
+pytestmark = pytest.mark.covers("gradients")
+
 MESH = fc.make_mesh({"data": 1})
 
 

@@ -15,6 +15,8 @@ from funccoll.errors import TraceError
 from funccoll.primitives.higher_order import checkpoint_name_p, optimization_barrier_p
 from tests.support.example_counts import examples
 
+pytestmark = pytest.mark.covers("checkpoint")
+
 policies = fc.checkpoint_policies
 ONE = fc.make_mesh({"data": 1})
 RNG = np.random.default_rng(0)

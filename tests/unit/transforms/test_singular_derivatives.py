@@ -15,6 +15,8 @@ from tests.support.cases.derivative_cases import ROWS, SECOND, Row, equal
 from tests.support.cases.numpy_cases import BF16
 from tests.support.groups import in_groups
 
+pytestmark = pytest.mark.covers("gradients")
+
 
 def along_units(f: Any, x: np.ndarray) -> np.ndarray:
     """The forward derivative along each direction that can be taken alone: along those of several, 0 * inf is NaN."""

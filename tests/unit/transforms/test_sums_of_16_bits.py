@@ -15,6 +15,8 @@ import funccoll as fc
 from tests.support.cases.numpy_cases import BF16
 from tests.support.groups import in_groups
 
+pytestmark = pytest.mark.covers("gradients")
+
 N = 3000
 
 

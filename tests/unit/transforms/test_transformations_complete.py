@@ -29,6 +29,8 @@ from tests.support.cases.primitive_examples import Example, examples
 from tests.support.groups import in_groups
 from tests.support.spmd import MESHES, bits, per_device, stacked
 
+pytestmark = pytest.mark.covers("transformations")
+
 # fmt: off
 NO_DERIVATIVE = {
     "argmax", "argmin", "reduce_or", "reduce_and", "random_bits", "random_fold_in", "random_split", "stop_gradient",

@@ -19,6 +19,8 @@ import funccoll as fc
 from tests.support.oracles.jax_sides import COMPILER_OPTIONS, FUNCCOLL, jax_side
 from tests.support.spmd import MESHES, per_device
 
+pytestmark = pytest.mark.covers("transformations")
+
 if importlib.util.find_spec("jax") is None:
     pytest.skip("JAX, the oracle of these tests, is not installed: pip install 'funccoll[jax]'", allow_module_level=True)
 

@@ -17,6 +17,8 @@ from tests.support.cases.linear_collectives import FROM_UNVARYING, LINEAR, NONLI
 from tests.support.groups import in_groups
 from tests.support.spmd import MESHES, ON_MESHES, bits, expected, group_of, on_meshes, per_device, size
 
+pytestmark = pytest.mark.covers("gradients")
+
 
 def unvaried(x: Any, axes: Any) -> Any:
     """`x` of the first device along those of `axes` it varies over."""

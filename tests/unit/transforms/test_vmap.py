@@ -19,6 +19,8 @@ from tests.support.example_counts import examples
 from tests.support.groups import in_groups
 from tests.support.spmd import MESHES, bits, per_device
 
+pytestmark = pytest.mark.covers("transformations")
+
 # ---------------------------------------------------------------- axes
 
 

@@ -14,6 +14,8 @@ from tests.support.cases import jax_generated, jax_layers
 from tests.support.cases.jax_programs import PROGRAMS
 from tests.support.oracles.jax_sides import FUNCCOLL, Program, compare, precise, run_funccoll, run_jax
 
+pytestmark = pytest.mark.covers("jax-values")
+
 if importlib.util.find_spec("jax") is None:
     pytest.skip("JAX, the oracle of these tests, is not installed: pip install 'funccoll[jax]'", allow_module_level=True)
 

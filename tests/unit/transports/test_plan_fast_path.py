@@ -26,7 +26,7 @@ from funccoll.transports.shm import plan_fast_path
 from funccoll.transports.shm.plan_fast_path import TUPLE_HEAD, PythonPlanFastPath
 from funccoll.transports.shm.results import UNSHARED_REFCOUNT, ResultPool
 
-pytestmark = pytest.mark.usefixtures("small_collections")
+pytestmark = [pytest.mark.usefixtures("small_collections"), pytest.mark.covers("fast-calls")]
 KINDS: dict[str, Any] = {"python": PythonPlanFastPath}
 if extension is not None:
     KINDS["C"] = extension.PlanFastPath

@@ -29,6 +29,8 @@ from funccoll.transports.plans.control_block import Communicator, ControlBlock
 from funccoll.transports.shm.plan import DESCRIPTION_BYTES, Allocation, Plan, build_plan
 from tests.support.groups import in_groups
 
+pytestmark = pytest.mark.covers("shared-memory")
+
 F4 = np.dtype(np.float32)
 P = 3
 

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from funccoll.schedules.collective import KINDS, REDUCTION, Collective
 from funccoll.transports.shm.remote_waits import Progress, Wait, find_cycle
 
+pytestmark = pytest.mark.covers("failures", "host-failures")
+
 RANKS = 4
 GROUPS = (0, 1), (1, 2), (2, 3), (0, 3), (0, 1, 2), (0, 1, 2, 3)
 

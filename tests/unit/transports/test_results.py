@@ -10,6 +10,8 @@ import pytest
 from funccoll.transports.shm import results
 from funccoll.transports.shm.results import ResultPool
 
+pytestmark = pytest.mark.covers("collective-groups")
+
 
 def pool(count: int = 2, nbytes: int = 8) -> ResultPool:
     return ResultPool([lambda: np.empty(nbytes, np.uint8)] * count, [nbytes] * count)

@@ -11,6 +11,8 @@ from funccoll import schedules
 from funccoll.schedules.chunk_layout import ChunkLayout, cut_as_one, in_segments
 from funccoll.transports.plans import staging
 
+pytestmark = pytest.mark.covers("staging")
+
 KINDS = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
 
 
