@@ -121,7 +121,7 @@ def named_files():
     for path in pages():
         text = path.read_text(encoding="utf-8")
         for name in re.findall(r"`((?:tests|notebooks|benchmarks|docs|funccoll)/[\w./]+)`", text):
-            yield path.name, ROOT / name
+            yield path.name, ROOT / name if (ROOT / name).exists() else ROOT / "tests" / name  # as docs/status.md has them
         for name in re.findall(r"\]\((?!https?:)([\w./]+)(?:#[\w-]+)?\)", text):
             yield path.name, path.parent / name
 
