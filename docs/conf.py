@@ -38,6 +38,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_default_options = {"members": True, "undoc-members": False, "show-inheritance": True}
 napoleon_google_docstring, napoleon_numpy_docstring = True, False
+napoleon_use_ivar = True  # a field of a named tuple would have two entries
 python_use_unqualified_type_names = True
 
 reference_pages.write(HERE / "reference")
