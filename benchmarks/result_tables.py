@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import readme_rows
 from funccoll.core.display import size_text
 from tests.gpu_check.gpu_summary import state_of
 
@@ -509,6 +510,7 @@ def torch_tables(data: dict[str, Any]) -> str:
 
 
 TABLES = {
+    "readme": readme_rows.table,
     "speed": speed,
     "speed:language": language,
     "schedules": schedules,

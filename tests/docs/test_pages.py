@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import funccoll as fc
 from tests.docs.pages import BLOCK, CONSOLE, DOCS, GPU_BLOCK, ROOT, blocks, pages
 from tests.support.ranks.ranks import TORCH, Ranks
 
@@ -82,6 +83,36 @@ def test_code_for_a_gpu_prints_the_same_on_a_cpu(block):
     code = block.code.replace('"cuda"', '"cpu"').replace("import cupy, numpy as np", "import numpy as np, numpy as cupy")
     assert code != block.code
     assert words(printed(code)) == words(block.output).replace("cupy", "numpy")
+
+
+MOST_BYTES = {"README.md": 9_000}
+"""A page that is read in one go."""
+
+
+@pytest.mark.parametrize("name", MOST_BYTES)
+def test_pages_beside_the_code_are_short(name):
+    assert len((ROOT / name).read_bytes()) <= MOST_BYTES[name]
+
+
+def run_on_processes(command):
+    """What README's first block prints as example.py when this command runs it."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "example.py").write_text(next(blocks()).code)
+        done = run(["-m", *command.split()], directory)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return f"$ {command}\n{done.stdout}"
+
+
+@pytest.mark.processes
+def test_the_readmes_example_prints_the_same_on_processes():
+    shown = CONSOLE.search(README.read_text())["output"]
+    assert shown == run_on_processes(shown.split("\n")[0].removeprefix("$ "))
+
+
+def test_the_readmes_drawing_is_the_schedules(tmp_path):
+    pytest.importorskip("matplotlib")
+    fc.schedules.build("all_reduce", 4, "ring").draw().save(tmp_path / "ring.svg")
+    assert (tmp_path / "ring.svg").read_text() == (DOCS / "_static" / "all_reduce_ring.svg").read_text()
 
 
 def test_every_python_block_has_its_output():
