@@ -55,7 +55,7 @@ class _Base:
 
     @property
     def local(self) -> np.ndarray:
-        """This process's block (read-only; on a GPU a CuPy array), where the process is one device."""
+        """This process's block, if the process is one device: read-only, on a GPU a CuPy array."""
         if self.layout.is_one_block and type(copies := self._copies) is np.ndarray:
             return read_only(copies)
         try:
@@ -73,12 +73,21 @@ _ArrayBase: Any = _Base if extension is None else extension.ArrayBase
 
 
 class Array(_ArrayBase, metaclass=_ArrayMeta):
-    """A global array over a mesh. Immutable; made by `device_put`, `from_local` and jitted functions.
+    """A global array over a mesh: its shape, dtype, sharding, and the blocks that this process holds.
 
-    Attributes: `shape` (global), `dtype`, `sharding`, `shards` (one block per device of this process, in
-    device order), `local` (the block, where this process is one device). `np.asarray(arr)` is the global value. On GPUs
-    blocks are CuPy arrays, which must not be written to, and `np.asarray` waits and copies. Elementwise operators and NumPy
-    ufuncs on Arrays compute on the global value and give NumPy arrays; operators and methods on GPUs give CuPy arrays.
+    `fc.device_put`, `fc.from_local` and jitted functions make Arrays; they never change. `np.asarray(arr)` is the global value.
+    If this process holds only a part of it, that raises MeshError: use `arr.local`, or `fc.process_allgather(arr)`.
+
+    NumPy functions and operators on Arrays compute on the global value and return NumPy arrays. On a GPU, blocks are CuPy
+    arrays, which you must not write to; operators and methods return CuPy arrays, and `np.asarray` waits and copies.
+
+    Example:
+        >>> mesh = fc.make_mesh({"data": 2})
+        >>> x = fc.device_put(np.arange(6.0), mesh, P("data"))
+        >>> x.shape, x.dtype, x.sharding.spec
+        ((6,), dtype('float64'), P('data'))
+        >>> np.asarray(x) + 1
+        array([1., 2., 3., 4., 5., 6.])
     """
 
     __slots__ = ("__weakref__", "_given")
@@ -114,7 +123,7 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
 
     @property
     def weak(self) -> type | None:
-        """int, float or complex when it stands for a Python scalar, else None. It stays weak when it is passed on."""
+        """int, float or complex if the Array stands for a Python scalar, else None. It stays weak when you pass it on."""
         return self.layout.weak
 
     @property
@@ -143,14 +152,15 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
         return self.dtype.itemsize
 
     def is_deleted(self) -> bool:
-        """True after it was donated to a jitted function."""
+        """True after the Array was donated to a jitted function."""
         return self._copies is None
 
     @_eager
     def block_until_ready(self) -> Array:
-        """Return this Array when its values are there: calls are asynchronous on GPUs, on CPUs they are synchronous.
+        """Return this Array when its values are ready. Calls on GPUs are asynchronous; on CPUs they are synchronous.
 
-        Raises: CollectiveTimeout, PeerFailure or DeviceError where a call on GPUs has failed.
+        Raises:
+            CollectiveTimeout, PeerFailure, DeviceError: If a call on GPUs failed.
         """
         self.take_copies()
         if self.sharding.mesh.transport is not None:
@@ -215,7 +225,7 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
     @property
     @_eager
     def shards(self) -> tuple[np.ndarray, ...]:
-        """Each device's block, in device order (read-only views; on GPUs CuPy arrays)."""
+        """Each device's block, in device order: read-only views, on GPUs CuPy arrays. In a job, the block of this process."""
         copies = [read_only(c) for c in self._copy_list()]
         mesh = self.sharding.mesh
         return tuple((copies[i] for i in self.layout.copy_of_device) if mesh.is_fully_addressable else copies)
@@ -224,12 +234,12 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
 
         @property
         def local(self) -> np.ndarray:
-            """This process's block (read-only; on a GPU a CuPy array), where the process is one device."""
+            """This process's block, if the process is one device: read-only, on a GPU a CuPy array."""
             ...
 
     @_eager
     def find_local(self) -> Any:
-        """The value of `local`, in all cases. Raises MeshError where the process plays several devices."""
+        """Return the value of `local` in all cases. Raises MeshError if this process plays several devices."""
         if self.layout.is_one_block and self._copies is not None:
             return read_only(self._copies)
         if not self.layout.is_one_block:

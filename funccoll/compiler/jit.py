@@ -160,16 +160,17 @@ class Jitted(Dispatch, Generic[Params, R]):
         return out_tree.unflatten(outs)
 
     def clear_cache(self) -> None:
-        """Drop all compiled programs, and the memory that they use between calls; calls compile anew."""
+        """Drop this function's programs, and the memory that they use between calls; later calls compile anew."""
         self.dispatcher.clear()
 
     # ------------------------------------------------------------ stages
 
     def trace(self, *args: Any, **kwargs: Any) -> TracedFunction:
-        """Return the typed program for arguments like these; only shapes, dtypes and shardings are read.
+        """Return the typed program for arguments like these; nothing runs.
 
-        Arguments may be arrays or anything with `.shape` and `.dtype`. Arrays that are split over the mesh in another way
-        than `in_specs` says are redistributed in a call: the program does not show it, `.collectives()` does.
+        Only shapes, dtypes and shardings are read, so an argument may be anything with `.shape` and `.dtype`. A call
+        redistributes Arrays that are split in another way than `in_specs` say. The program does not show that; `.collectives()`
+        of the lowered program does.
         """
         with user_frames():
             dynamic, static = self._function.arguments.split(args, kwargs)
@@ -179,7 +180,7 @@ class Jitted(Dispatch, Generic[Params, R]):
             return function.trace(dynamic, static, treedef, types).called_with(leaves)
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
-        """Return `trace(...).lower()`."""
+        """Return the optimized program for arguments like these: `trace(*args, **kwargs).lower()`."""
         with user_frames():
             return self.trace(*args, **kwargs).lower()
 
@@ -191,10 +192,10 @@ class Jitted(Dispatch, Generic[Params, R]):
 
 
 def clear_caches() -> None:
-    """Drop what all jitted functions have compiled, and the memory that it uses between calls; calls compile anew.
+    """Drop the programs of all jitted functions, and the memory that they use between calls; later calls compile anew.
 
-    A jitted function keeps the last 512 programs that it has used, one for each structure, shapes and dtypes; of these
-    it drops a quarter when one more is compiled. In a job each process may clear its caches when it likes.
+    A jitted function keeps the last 512 programs that it used, one for each structure, shapes and dtypes. One more drops a
+    quarter of them. In a job each process may clear its caches at any time.
     """
     for programs in (redistribution, moved, sum_of, operations_on):
         programs.cache_clear()
@@ -274,34 +275,52 @@ def jit(
 ) -> Any:
     """Compile a function whose body sees one device's shard, to run on every device of `mesh`.
 
-        @fc.jit(mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
-        def mean_square(w, x):                                       # x: this device's rows
-            return fc.all_reduce(np.mean((x @ w) ** 2), "data", op="mean")
+    The compiled function takes global values and returns global Arrays. `in_specs` and `out_specs` say how these are split over
+    the mesh. In the body you write NumPy and funccoll's collectives. `jit` traces the body once for each structure, shapes and
+    dtypes of the arguments, and for each sharding with `fc.AUTO`; other calls run the compiled program. You can write
+    `@fc.jit(mesh=mesh, ...)` above a function, or call `fc.jit(fn, mesh=mesh, ...)`.
 
     Args:
-        fn: a pure function of arrays and pytrees of them, in NumPy and funccoll's collectives.
-        mesh: from `make_mesh` (or `abstract_mesh`, to trace and lower only); without one, a single device.
-        in_specs: how the global arguments are split: a tuple with an entry for each argument that is not static, or
-            one entry for all. An entry is a `P`, or a pytree prefix of them; `P()`, or None, is whole on every device, and
-            `fc.AUTO` splits an argument that is an Array of this mesh as its own sharding says, and leaves others whole.
-            An Array of the same mesh that is split in another way is redistributed first (`fc.redistribute`).
-        out_specs: the same for the result. An output may be claimed equal along an axis (the axis is not
-            named) only when its type proves it. With `fc.AUTO` an axis that splits a dimension of an argument splits the one
-            of the result to which the program takes it. Where that cannot be told (the result is a sum over the split
-            dimension, is sorted along it, ...), tracing raises OutSpecsError.
-        donate_argnums: arguments whose Arrays are given up; using them later raises.
-        static_argnums, static_argnames: arguments that are part of the program (hashable); a new value compiles anew. An
-            object whose hash is its identity stays the same value: its attributes are read in the first call alone.
+        fn: A pure function of arrays and pytrees of arrays.
+        mesh: A mesh of `fc.make_mesh`. One of `fc.abstract_mesh` traces and lowers, and does not run. None is a single device.
+        in_specs: How the global arguments are split: a tuple with an entry for each argument that is not static, or one entry
+            for all. An entry is a `P`, or a pytree of them that is a prefix of the argument. `P()` and None are whole on every
+            device. `fc.AUTO` splits an Array of this mesh as its own sharding says, and leaves other arguments whole. An Array
+            of this mesh that is split in another way is redistributed first, as `fc.redistribute` does.
+        out_specs: The same for the results. You may leave an axis out only if the result does not vary over it; its type proves
+            that. With `fc.AUTO` an axis that splits a dimension of an argument splits the dimension of the result to which the
+            program takes it. If that is undefined, as for a sum over the split dimension, tracing raises OutSpecsError.
+        donate_argnums: The positions of arguments whose memory the call may reuse. Their Arrays raise if you use them later.
+        static_argnums: The positions of arguments that are Python values, not arrays. They need a hash; each new value compiles
+            anew. An object whose hash is its identity stays the same value, so its attributes are read in the first call only.
+        static_argnames: The same by name, for keyword arguments.
         dtype_promotion: "standard" is NumPy's rule, by which `x / np.sqrt(32)` makes a float32 `x` float64. A
-            `DTypePromotionWarning` names the first line of a function that does it, and `.lower(*args)` all of them.
-            "strict" raises there in place of making any float wider. `.astype`, `dtype=` and Python's numbers are free.
+            `DTypePromotionWarning` names the first line of a function that does it; `.lower(*args)` lists all of them. "strict"
+            raises there instead. `.astype`, `dtype=` and Python's numbers are always allowed.
 
-    Returns: a function with the same signature, from global values to `Array`s. `.trace(*args)` gives the typed
-    program and runs nothing, `.lower(*args)` the optimised one (`.collectives()` lists what it communicates); `.fn` is
-    the plain function. It compiles once for each structure, shapes and dtypes of its arguments (with AUTO, shardings as
-    well). Floating-point exceptions are silent inside, as in JAX.
+    Returns:
+        A function with the same signature. `.trace(*args)` gives its typed program, and `.lower(*args)` the optimized one,
+        whose `.collectives()` lists what it communicates; neither runs anything. `.fn` is your function. Floating-point
+        exceptions are silent inside, as in JAX.
 
-    Raises: ShardingError, OutSpecsError, PytreeError, TraceError, DTypeError; each names the argument, shapes and axes.
+    Raises:
+        ShardingError: If an axis does not divide the dimension that it splits, or an Array is of another mesh.
+        OutSpecsError: If `out_specs` claim that a result is equal along an axis and its type does not prove it.
+        PytreeError: If specs are not a prefix of the arguments or results.
+        TraceError: If an argument or a result is not an array.
+        DTypeError: If a dtype is not supported, or widened under "strict".
+
+    Example:
+        >>> mesh = fc.make_mesh({"data": 4})
+        >>> @fc.jit(mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
+        ... def mean_square(w, x):  # x has two of the eight rows
+        ...     return fc.all_reduce(np.mean((x @ w) ** 2), "data", op="mean")
+        >>> print(mean_square(np.ones(3), np.ones((8, 3))))
+        9.0
+        >>> print(mean_square.lower(np.ones(3), np.ones((8, 3))).collectives())
+        collective       axes  devices  arrays  dtype  bytes/device  schedule  from
+        ---------------  ----  -------  ------  -----  ------------  --------  ----...
+        all_reduce mean  data        4       1  f64               8  one_shot  ...
     """
 
     @user_frames()

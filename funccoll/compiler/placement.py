@@ -60,21 +60,35 @@ def _value(x: Any, mesh: Mesh, what: str) -> Any:
 
 @user_frames()
 def device_put(x: Any, mesh: Mesh | Sharding, spec: P | None = None, *, device: str | None = None) -> Array:
-    """Put a global value onto a mesh: `device_put(x, mesh, P("data"))`; without a spec, whole on every device.
+    """Put a global value onto a mesh, split as `spec` says.
 
-    `x` is a NumPy array, an Array that this process holds whole, a number, or anything with `__array__`,
-    `__array_interface__`, `__dlpack__` or `__cuda_array_interface__`; it is copied. `fc.redistribute` changes the spec of an
-    Array by collectives, in a job too. For a pytree of arrays use `fc.tree.map`.
+    In a job every process passes the same value; for a process's own block use `fc.from_local`. `device_put` sends nothing. The
+    first program that takes the Array compares hashes of what the processes put, and so does `fc.process_allgather`. If they
+    differ, it raises ShardingError. The hash of a value of more than 128 KiB reads 128 places of it.
 
-    In a job every process passes the same value. Nothing is sent here: a program that takes the Array in its first call, and
-    `fc.process_allgather` of it, compare hashes of what the processes have put, and raise ShardingError where they differ. Of
-    a value of more than 128 KiB the hash reads 128 places. Each process's own block is for `fc.from_local`.
+    Args:
+        x: A NumPy array, an Array that this process holds whole, a number, or anything with `__array__`, `__array_interface__`,
+            `__dlpack__` or `__cuda_array_interface__`. It is copied. For a pytree use `fc.tree.map`.
+        mesh: The mesh, or a `Sharding`, which has a mesh and a spec.
+        spec: A `P`, with an entry for each dimension of `x` that is split. None puts `x` whole on every device.
+        device: "cuda" puts it into the memory of GPUs, "cpu" into host memory. None leaves an array on a GPU there, and puts
+            anything else where the mesh's devices are.
 
-    device: "cuda" for the memory of GPUs, "cpu" for host memory. None leaves what is on a GPU there, and puts everything
-    else where the mesh's devices are.
+    Returns:
+        An Array with the shape and dtype of `x`.
 
-    Raises: ShardingError when a dimension does not divide; MeshError for an Array of which other processes hold a part;
-    DeviceError where no GPU can be used.
+    Raises:
+        ShardingError: If a mesh axis does not divide the dimension that it splits.
+        MeshError: If `x` is an Array of which other processes hold a part; `fc.redistribute` changes its spec.
+        DeviceError: If no GPU can be used.
+
+    Example:
+        >>> mesh = fc.make_mesh({"data": 2})
+        >>> x = fc.device_put(np.arange(4), mesh, P("data"))
+        >>> x
+        Array([0, 1, 2, 3], i64[4], P('data') on Mesh({'data': 2}))
+        >>> x.shards
+        (array([0, 1]), array([2, 3]))
     """
     sharding = _concrete_mesh(_sharding(mesh, spec))
     if isinstance(x, dict):
@@ -97,9 +111,27 @@ def device_put(x: Any, mesh: Mesh | Sharding, spec: P | None = None, *, device: 
 def from_local(x: Any, mesh: Mesh | Sharding, spec: P | None = None, *, device: str | None = None) -> Array:
     """Make an Array of blocks that are already split.
 
-    `x` is this process's block, or in a process that plays several devices a sequence of blocks, one for each
-    device in device order; blocks of devices that hold the same part must be bitwise equal. `device` as in `device_put`. In a
-    job nothing is sent here: processes that hold the same part are compared as those that call `device_put`.
+    In a job nothing is sent. Processes that hold the same part are compared later, as for `fc.device_put`.
+
+    Args:
+        x: This process's block. A process that plays several devices passes a list of blocks, one for each device in device
+            order. Devices that hold the same part need blocks with equal bits.
+        mesh: The mesh, or a `Sharding`, which has a mesh and a spec.
+        spec: A `P` that says which part of the global value each block is.
+        device: "cuda", "cpu" or None, as in `fc.device_put`.
+
+    Returns:
+        An Array of the blocks' dtype, whose shape is that of all blocks together.
+
+    Raises:
+        MeshError: If the number of blocks is not that of the devices which this process plays.
+        ShapeError: If blocks differ in shape or dtype.
+        ShardingError: If blocks of the same part differ.
+
+    Example:
+        >>> mesh = fc.make_mesh({"data": 2})
+        >>> print(fc.from_local([np.array([1, 2]), np.array([3, 4])], mesh, P("data")))
+        [1 2 3 4]
     """
     sharding = _concrete_mesh(_sharding(mesh, spec))
     sharding = _on(sharding, device, x[0] if isinstance(x, (list, tuple)) and x else x)
@@ -141,13 +173,27 @@ def from_local(x: Any, mesh: Mesh | Sharding, spec: P | None = None, *, device: 
 
 @user_frames()
 def asarray(x: Any, dtype: Any = None) -> Any:
-    """`x` as an array that a traced index may choose from: `fc.asarray(table)[i]`, where `table[i]` cannot be traced.
+    """Make an array that you can index with traced values: `fc.asarray(table)[i]`, if NumPy cannot trace `table[i]`.
 
-    `x` is anything that `device_put` takes, or a list of such values, or of traced ones. Inside a traced function the result
-    is a traced array of the same shape, equal on all devices, and a snapshot of `x`; a traced `x` is returned as it is. Outside
-    it is an Array on no mesh, which may be made once and used in many traced functions; an Array is returned as it is. With a
-    `dtype` the elements are converted; without, a Python scalar stays weak, as in `jnp.asarray`. Raises DTypeError for a dtype
-    that funccoll does not support, TraceError for what is not an array.
+    Inside a traced function the result is a traced constant, a snapshot of `x` that is equal on all devices. Outside it is an
+    Array on no mesh. You can make it once and use it in many traced functions.
+
+    Args:
+        x: Anything that `fc.device_put` takes, a traced array, or a list of such values. A traced array or an Array is returned
+            as it is.
+        dtype: Elements are converted to it. Without it a Python scalar stays weak, as in `jnp.asarray`.
+
+    Returns:
+        A traced array or an Array with the shape of `x`.
+
+    Raises:
+        DTypeError: If funccoll does not support the dtype.
+        TraceError: If `x` is not an array.
+
+    Example:
+        >>> table = fc.asarray([10, 20, 30])
+        >>> print(fc.jit(lambda i: table[i])(2))
+        30
     """
     if dtype is not None:
         try:
@@ -174,14 +220,24 @@ def asarray(x: Any, dtype: Any = None) -> Any:
 
 @user_frames()
 def spec_like(tree: Any) -> Any:
-    """The partition spec of each array in a pytree: an Array's own, `arr.sharding.spec`, and `P()` for anything else.
+    """Return the partition spec of each array in a pytree.
 
-        specs = fc.spec_like(params)
-        step = fc.jit(body, mesh=mesh, in_specs=(specs, P("data")), out_specs=specs)
+    The spec of an Array is its own, `arr.sharding.spec`; anything else has `P()`. Nothing is sent, and the mesh is not part of
+    the result. `fc.optim.state_specs` gives the specs of an optimizer's state before you have one.
 
-    Only specs are read: the mesh is not part of the result, and no value is moved. `fc.optim.state_specs` gives those of an
-    optimizer's state before there is one. Raises TraceError for an array that is traced for one device: its function's
-    `in_specs` say how it is split.
+    Args:
+        tree: A pytree of arrays.
+
+    Returns:
+        A pytree of the same structure with a `P` for each array, as `in_specs` and `out_specs` take it.
+
+    Raises:
+        TraceError: If an array is traced for one device: the `in_specs` of its function say how it is split.
+
+    Example:
+        >>> mesh = fc.make_mesh({"model": 2})
+        >>> fc.spec_like({"w": fc.device_put(np.ones((2, 2)), mesh, P(None, "model")), "b": np.ones(2)})
+        {'w': P(None, 'model'), 'b': P()}
     """
     leaves, treedef = optree.tree_flatten(tree)
     specs = []

@@ -18,18 +18,32 @@ __all__ = ["redistribute"]
 
 
 def redistribute(x: Array, spec: P) -> Array:
-    """Return the value of `x`, split over its mesh as `spec` says: `redistribute(x, P("data"))`.
+    """Split an Array over its mesh as `spec` says, by collectives.
 
-    It runs a program of collectives over the mesh's axes (`own_slice`, `all_to_all`, `permute`, and `all_gather` where an
-    axis disappears), proved like any other and compiled once for each shape, dtype, pair of specs and line of the caller.
-    In a job all processes must call it. In a gradient around jitted functions with a mesh it takes their results. A jitted
-    function does the same to an Array that is split in another way than its `in_specs` say, and `.lower(x).collectives()`
-    lists it. For a pytree of Arrays use `fc.tree.map`.
+    It runs a proved program of `own_slice`, `all_to_all`, `permute` and, if an axis disappears, `all_gather`. The program is
+    compiled once for each shape, dtype, pair of specs and line of the caller. In a job all processes must call it. A jitted
+    function does the same to an Array that is split in another way than its `in_specs` say, and `.lower(x).collectives()` lists
+    it. In a gradient around jitted functions with a mesh, `redistribute` takes their results.
 
-    Args: `x` is an Array of any sharding; it stays as it is. `spec` is a partition spec of the same mesh.
-    Returns: an Array of the same global shape and dtype; `x` itself where it has this spec.
-    Raises: ShardingError when a dimension does not divide, or `spec` does not fit `x`; MeshError for an axis that the
-    mesh does not have; TraceError when `x` is not an Array.
+    Args:
+        x: An Array of any sharding. It stays as it is. For a pytree use `fc.tree.map`.
+        spec: A `P` of the same mesh.
+
+    Returns:
+        An Array of the same global shape and dtype; `x` itself if it has this spec.
+
+    Raises:
+        ShardingError: If a mesh axis does not divide the dimension that it splits, or `spec` has too many entries.
+        MeshError: If the mesh lacks an axis.
+        TraceError: If `x` is not an Array.
+
+    Example:
+        >>> mesh = fc.make_mesh({"data": 2})
+        >>> x = fc.device_put(np.arange(4).reshape(2, 2), mesh, P("data"))
+        >>> fc.redistribute(x, P(None, "data")).shards
+        (array([[0],
+               [2]]), array([[1],
+               [3]]))
     """
     with user_frames():
         split = sharding_of(x) if isinstance(x, Traced) else None
