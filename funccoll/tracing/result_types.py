@@ -16,10 +16,23 @@ __all__ = ["eval_shape"]
 
 
 def eval_shape(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The types of the results of `fn(*args, **kwargs)`: its structure, with an `ArrayType` (shape, dtype) for each array.
+    """Return the types of a function's results without computing anything.
 
-    Nothing is computed. Arrays among the arguments may be `ArrayType`s too, so that none is allocated:
-    `fc.eval_shape(init, fc.ArrayType((2,), np.dtype(np.uint64)))`. Source: JAX.
+    Args:
+        fn: A function of pytrees of arrays.
+        *args: Its arguments. An `fc.ArrayType` can stand for an array, so you need not allocate one.
+        **kwargs: Its keyword arguments, in the same way.
+
+    Returns:
+        The structure of the result, with an `fc.ArrayType` for each array.
+
+    Example:
+        >>> x = fc.ArrayType((1000, 3), np.dtype(np.float32))
+        >>> print(fc.eval_shape(lambda x: x.T @ x, x))
+        f32[3,3]
+
+    References:
+        JAX's `eval_shape`.
     """
     require_function("eval_shape", fn)
     name = label_of(fn)

@@ -83,16 +83,36 @@ def _size(leaves: Sequence[Any], axes: Sequence[int | None], names: Sequence[str
 def vmap(
     fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0, *, axis_size: int | None = None, axis_name: Any = None
 ) -> Callable[..., Any]:
-    """A function that applies `fn` to each element of a batch, as one computation over the whole batch.
+    """Return a function that applies `fn` to each element of a batch, as one computation over the whole batch.
 
-    `in_axes` says along which dimension each argument is batched: an integer (negative ones count from the end), None for an
-    argument that all elements share, or a tuple of these with one entry for each positional argument, which may be pytrees of
-    integers and None, each for the part of the argument at its place. Keyword arguments are batched along dimension 0.
-    `out_axes` says where results have the batch, in the same way; None stands for a result that does not depend on the element.
-    `axis_size` is the size of the batch, needed where no argument is batched.
+    It nests with itself, gradients and `fc.jit`. In a function over a mesh, `fn` sees one element on one device. A collective
+    in it is one collective of the whole batch.
 
-    It nests with itself, gradients and `fc.jit`. In a function over a mesh `fn` sees one element on one device, and a batched
-    collective is one collective. Source: JAX.
+    Args:
+        fn: A function of pytrees of arrays.
+        in_axes: The dimension along which each argument is batched: an integer, negative counts from the end, or None for an
+            argument that all elements share. A tuple has an entry for each positional argument; an entry may be a pytree of
+            integers and None, for the parts of the argument. Keyword arguments are batched along dimension 0.
+        out_axes: Where the results have the batch, in the same form. None stands for a result that does not depend on the
+            element.
+        axis_size: The size of the batch; needed if no argument is batched.
+        axis_name: Not supported, and must be None: collectives run over mesh axes.
+
+    Returns:
+        A function of batches that returns batches.
+
+    Raises:
+        ShapeError: If the sizes of the batch differ, or an array lacks the dimension.
+        UnsupportedError: If you pass `axis_name`.
+        PytreeError: If the axes are not a prefix of the arguments or results.
+
+    Example:
+        >>> dots = fc.vmap(np.dot, in_axes=(0, None))
+        >>> print(dots(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([1.0, 10.0])))
+        [21. 43.]
+
+    References:
+        JAX's `vmap`.
     """
     require_function("vmap", fn)
     name = label_of(fn)

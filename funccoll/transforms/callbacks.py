@@ -22,7 +22,7 @@ __all__ = ["check_results", "pure_callback", "result_type"]
 
 
 def result_type(value: Any, what: str) -> ArrayType:
-    """The type that something with a shape and a dtype states: an ArrayType, an array, a NumPy scalar."""
+    """Return the type of anything with a shape and a dtype: an ArrayType, an array, a NumPy scalar."""
     if isinstance(value, ArrayType) or is_traced(value) or (hasattr(value, "shape") and hasattr(value, "dtype")):
         return ArrayType(tuple(map(int, value.shape)), check_dtype(np.dtype(value.dtype), what))
     raise TraceError(
@@ -31,7 +31,7 @@ def result_type(value: Any, what: str) -> ArrayType:
 
 
 def check_results(arrays: list[np.ndarray], types: Sequence[ArrayType], name: str) -> list[np.ndarray]:
-    """The results of a user's function; raises ShapeError where one has another type than was stated."""
+    """Return the results of a user's function. Raises ShapeError if one has another type than was stated."""
     for number, (array, type) in enumerate(zip(arrays, types, strict=True)):
         if array.shape != type.shape or array.dtype != type.dtype:
             which = f"result {number}" if len(types) > 1 else "a result"
@@ -71,16 +71,36 @@ pure_callback_p = Primitive("pure_callback", _infer, _call, _refuse, batch=batch
 
 
 def pure_callback(fn: Callable[..., Any], result_types: Any, *args: Any) -> Any:
-    """`fn(*args)`, called with NumPy arrays when the program runs: for what cannot be traced.
+    """Call a Python function with NumPy arrays while the program runs, for what cannot be traced.
 
-    `args` are pytrees of arrays. `result_types` is a pytree with a type for each array that `fn` returns: an `fc.ArrayType`, or
-    anything with a shape and a dtype. `fn` must be pure: the program may leave out a call whose result is not needed, and calls
-    alike are one; where no argument is traced, it is called while the program is traced. Else it is called once for each
-    distinct copy of the arguments, in the order of the devices, in each process for its own devices: so it must not call
-    collectives, which would meet in another order. An exception of `fn` is one of the step. vmap calls it for each element; it
-    has no gradient of its own (`custom_vjp` gives it one). It runs on CPUs. To look at values see `fc.debug`. Source: JAX.
+    The program may leave out a call whose result is not needed, and merge equal calls. If no argument is traced, the call
+    happens during tracing. Otherwise each process calls `fn` once for each distinct copy of the arguments on its devices, in
+    device order. So `fn` must not call collectives: processes would reach them in different orders. An exception in `fn` is
+    raised by the step. `fc.vmap` calls `fn` for each element. It runs on CPUs. To look at values, use `fc.debug.print` or
+    `fc.debug.callback`.
 
-    Raises: ShapeError, when the program runs, for a result of another type than was stated.
+    Args:
+        fn: A pure function of NumPy arrays.
+        result_types: A pytree with a type for each array that `fn` returns: an `fc.ArrayType`, or anything with a shape and a
+            dtype.
+        *args: Pytrees of arrays.
+
+    Returns:
+        The results of `fn`, with the structure of `result_types`. They have no gradient; `fc.custom_vjp` gives them one.
+
+    Raises:
+        ShapeError: When the program runs, if a result has another type than was stated.
+        PytreeError: When the program runs, if the result has another structure.
+
+    Example:
+        >>> def order(x):  # in plain NumPy, or any other library
+        ...     return np.argsort(x, kind="stable")
+        >>> fn = fc.jit(lambda x: fc.pure_callback(order, fc.ArrayType((3,), np.dtype(np.int64)), x))
+        >>> print(fn(np.array([3.0, 1.0, 2.0])))
+        [1 2 0]
+
+    References:
+        JAX's `pure_callback`.
     """
     require_function("pure_callback", fn)
     name = label_of(fn)

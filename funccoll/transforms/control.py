@@ -162,13 +162,36 @@ def scan(
     reverse: bool = False,
     unroll: int = 1,
 ) -> tuple[Any, Any]:
-    """Scan `f` over the first dimension of the arrays of `xs`, carrying state; returns `(carry, ys)`.
+    """Scan a function over the first dimension of arrays while carrying state.
 
-    `f(carry, x) -> (carry, y)` is called with one element of each array; `ys` has all `y` stacked. A carry keeps its structure,
-    shapes and dtypes. `xs` may be None with a `length`; `reverse` goes from the last element to the first (`ys` in the order of
-    `xs`). `unroll` is accepted, as in JAX, and changes nothing. Collectives may be called in `f`: each runs in every iteration.
+    The body is traced and compiled once, and has gradients. You may call collectives in it; each runs in every iteration.
 
-    Raises ShapeError, DTypeError or PytreeError for a carry that changes, naming the leaf and both types. Source: JAX's scan.
+    Args:
+        f: `f(carry, x)` returns `(carry, y)`, where `x` has one element of each array of `xs`, and `y` may be None. The carry
+            keeps its structure, shapes and dtypes.
+        init: The first carry, a pytree of arrays.
+        xs: A pytree of arrays with equal first dimensions, or None.
+        length: The number of iterations; needed if `xs` is None.
+        reverse: True goes from the last element to the first. `ys` stay in the order of `xs`.
+        unroll: Accepted as in JAX; it changes nothing.
+
+    Returns:
+        `(carry, ys)`: the last carry, and all `y` stacked along a new first dimension.
+
+    Raises:
+        ShapeError: If the carry changes its shape, or the lengths of `xs` differ.
+        DTypeError: If the carry changes its dtype.
+        PytreeError: If the carry changes its structure.
+
+    Example:
+        >>> def add(total, x):
+        ...     return total + x, total
+        >>> total, before = fc.scan(add, 0, np.arange(4))
+        >>> print(total, before)
+        6 [0 0 1 3]
+
+    References:
+        JAX's `scan`.
     """
     require_function("scan", f)
     if not isinstance(reverse, (bool, np.bool_)):
@@ -258,11 +281,32 @@ def _decided(value: Any) -> Any:
 
 
 def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any) -> Any:
-    """Run `body_fun` on a carry as long as `cond_fun(carry)`, a boolean scalar, is true; returns the last carry.
+    """Run a function on a carry as long as a condition holds.
 
-    The condition may differ between devices: then the result does, and no collective may be called over these axes. It has no
-    reverse-mode gradient, because the number of iterations is not known when memory for them is needed: use `scan`, or
-    `fori_loop` with static bounds. Source: JAX's while_loop.
+    If the condition varies between devices, so does the result, and you may not call collectives over these axes inside. A
+    while_loop has no reverse-mode gradient, because the number of iterations is unknown when memory for them is needed: use
+    `fc.scan`, or `fc.fori_loop` with static bounds.
+
+    Args:
+        cond_fun: A function from the carry to a boolean scalar.
+        body_fun: A function from the carry to the next one, of the same structure, shapes and dtypes.
+        init_val: The first carry, a pytree of arrays.
+
+    Returns:
+        The last carry.
+
+    Raises:
+        ShapeError: If the carry changes its shape, or the condition is not a scalar.
+        DTypeError: If the carry changes its dtype.
+        PytreeError: If the carry changes its structure.
+        VaryingError: If a collective is called over an axis over which the condition varies.
+
+    Example:
+        >>> print(fc.while_loop(lambda x: x < 100, lambda x: 2 * x, 3))
+        192
+
+    References:
+        JAX's `while_loop`.
     """
     require_function("while_loop(cond_fun, ...)", cond_fun)
     require_function("while_loop(..., body_fun, ...)", body_fun)
@@ -321,11 +365,31 @@ def _predicate(what: str, name: str, value: Any) -> Any:
 
 
 def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_val: Any) -> Any:
-    """Run `val = body_fun(i, val)` for i from `lower` to `upper` - 1; returns the last `val`.
+    """Run `val = body_fun(i, val)` for i from `lower` to `upper` - 1.
 
-    With bounds that are known while tracing it is a `scan`, and has gradients; with a traced bound it is a `while_loop`. Like a
-    Python integer, `i` takes the dtype of the arrays that it meets, unless a bound has a dtype.
-    Source: JAX's fori_loop.
+    If both bounds are known while tracing, it is a `fc.scan` and has gradients; if one is traced, it is a `fc.while_loop`.
+
+    Args:
+        lower: The first `i`, an integer scalar.
+        upper: The end of `i`, an integer scalar.
+        body_fun: A function from `(i, val)` to the next `val`, of the same structure, shapes and dtypes. Like a Python integer,
+            `i` takes the dtype of the arrays that it meets, unless a bound has a dtype.
+        init_val: The first `val`, a pytree of arrays.
+
+    Returns:
+        The last `val`.
+
+    Raises:
+        ShapeError: If `val` changes its shape.
+        DTypeError: If `val` changes its dtype, or a bound is not an integer scalar.
+        PytreeError: If `val` changes its structure.
+
+    Example:
+        >>> print(fc.fori_loop(1, 5, lambda i, product: i * product, 1))
+        24
+
+    References:
+        JAX's `fori_loop`.
     """
     require_function("fori_loop(..., body_fun, ...)", body_fun)
     bounds = [lower, upper]
@@ -354,10 +418,31 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_
 
 
 def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any], *operands: Any) -> Any:
-    """`true_fun(*operands)` where the scalar `pred` is true, else `false_fun(*operands)`: one of them is computed.
+    """Compute `true_fun(*operands)` if `pred` is true, else `false_fun(*operands)`; the other branch does not run.
 
-    Both return the same structure, shapes and dtypes. A predicate that differs between devices lets each choose, and then no
-    collective may be called over these axes. Source: JAX's cond.
+    If the predicate varies between devices, each takes its own branch, and you may not call collectives over these axes inside.
+
+    Args:
+        pred: A boolean scalar.
+        true_fun: A function of the operands.
+        false_fun: A function of the operands that returns the same structure, shapes and dtypes.
+        *operands: Pytrees of arrays.
+
+    Returns:
+        The result of the branch.
+
+    Raises:
+        PytreeError: If the branches return different structures.
+        ShapeError: If they return different shapes.
+        DTypeError: If they return different dtypes.
+        VaryingError: If a collective is called over an axis over which the predicate varies.
+
+    Example:
+        >>> print(fc.jit(lambda x: fc.cond(x > 0, np.sqrt, np.negative, x))(-4.0))
+        4.0
+
+    References:
+        JAX's `cond`.
     """
     require_function("cond(pred, true_fun, ...)", true_fun)
     require_function("cond(..., false_fun)", false_fun)
@@ -366,9 +451,29 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
 
 
 def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
-    """`branches[index](*operands)` for an integer scalar, which is clamped to the branches that there are.
+    """Compute `branches[index](*operands)`; the other branches do not run.
 
-    See `cond`. Source: JAX's switch.
+    See `fc.cond` for indices that vary between devices.
+
+    Args:
+        index: An integer scalar. It is clamped to the branches that exist.
+        branches: A list or tuple of functions that return the same structure, shapes and dtypes.
+        *operands: Pytrees of arrays.
+
+    Returns:
+        The result of the branch.
+
+    Raises:
+        PytreeError: If the branches return different structures.
+        ShapeError: If they return different shapes.
+        DTypeError: If they return different dtypes, or the index is not an integer scalar.
+
+    Example:
+        >>> print(fc.switch(1, [np.sin, np.square, np.exp], 3.0))
+        9.0
+
+    References:
+        JAX's `switch`.
     """
     if not isinstance(branches, Sequence):
         raise TraceError(f"switch: branches is a list or tuple of functions, not {branches!r:.60}.")

@@ -34,33 +34,44 @@ def custom_primitive(
     batch: Callable[..., Any] | str | None = None,
     multiple: bool = False,
 ) -> Callable[..., Any]:
-    """Define a primitive; returns its function, which takes arrays by position and static, hashable parameters by keyword.
+    """Define a primitive: an operation that is computed by your NumPy function, with its own type rule and gradient.
 
-    - `function(*arrays, **params)` computes it with NumPy, on one device's blocks. It returns a new array (a sequence of arrays
-      with `multiple`), and leaves its arguments alone.
-    - `types(*types, **params)` gives the `fc.ArrayType` of the result (a sequence with `multiple`) from those of the arguments,
-      and raises an error for arguments that do not fit.
-    - `vjp(cotangent, inputs, output, **params)` returns one cotangent, or None for zero, for each input, by public NumPy
-      functions, so that it can be differentiated again. With `multiple`, cotangent (None for zero) and output are sequences.
-    - `jvp(tangents, inputs, output, **params)` returns the output's tangent (a sequence with `multiple`; None for zero) from
-      those of the inputs, None for integers. One of both rules is enough in both modes: the other is its transpose.
-    - `batch` is "elementwise" for what broadcasts like NumPy's ufuncs; or `batch(values, batched, size, **params)`, which gives
-      the result for values of which those with True in `batched` have a batch of `size` elements as their first dimension. By
-      default each element is computed by itself.
+    It works in `fc.jit` on any mesh of CPUs. Passes treat it as pure, so two equal calls are computed once.
 
-        def softsign_types(x):
-            return x
+    Args:
+        name: An identifier, which texts of programs show. You may define your own primitives again under their names.
+        function: `function(*arrays, **params)` computes it with NumPy on one device's blocks. It returns a new array, and does
+            not write to its arguments.
+        types: `types(*types, **params)` returns the `fc.ArrayType` of the result from those of the arguments. It raises an
+            error for arguments that do not fit.
+        vjp: `vjp(cotangent, inputs, output, **params)` returns a cotangent for each input, or None for zero. It uses public
+            NumPy functions, so that it can be differentiated again.
+        jvp: `jvp(tangents, inputs, output, **params)` returns the tangent of the output from those of the inputs, which are
+            None for integers. One of `vjp` and `jvp` is enough for both modes: the other is its transpose.
+        batch: "elementwise" for an operation that broadcasts as NumPy's ufuncs do. A function `batch(values, batched, size,
+            **params)` returns the result for a batch; values with True in `batched` have a first dimension of `size` elements.
+            None computes each element by itself.
+        multiple: True if it has several results. Then `function` and `types` return sequences, and so does `jvp`, with None for
+            a zero tangent; `vjp` gets sequences of cotangents (None for zero) and outputs.
 
-        softsign = fc.custom_primitive(
-            "softsign",
-            lambda x: x / (1 + abs(x)),
-            types=softsign_types,
-            vjp=lambda ct, inputs, output: [ct * np.square(1 - np.abs(output))],
-            batch="elementwise",
-        )
+    Returns:
+        A function that takes arrays by position, and hashable parameters, known while tracing, by keyword.
 
-    It works in jit on any mesh of CPUs, and passes treat it as pure: two calls alike are computed once.
-    Raises: TraceError for a name that a primitive of funccoll has, and in a derivative where there is neither rule.
+    Raises:
+        TraceError: If a primitive of funccoll has the name. Also if you differentiate it and it has neither rule.
+
+    Example:
+        >>> def softsign_types(x):
+        ...     return x
+        >>> softsign = fc.custom_primitive(
+        ...     "softsign",
+        ...     lambda x: x / (1 + abs(x)),
+        ...     types=softsign_types,
+        ...     vjp=lambda ct, inputs, output: [ct * np.square(1 - np.abs(output))],
+        ...     batch="elementwise",
+        ... )
+        >>> print(softsign(3.0), fc.grad(softsign)(1.0))
+        0.75 0.25
     """
     rules = {"function": function, "types=...": types, "vjp=...": vjp, "jvp=...": jvp}
     for what, given in rules.items():

@@ -38,16 +38,49 @@ def _check_rule(found: ArrayType, wanted: ArrayType, what: str) -> None:
 
 
 def stop_gradient(x: Any) -> Any:
-    """`x` (an array or pytree), constant as far as gradients are concerned."""
+    """Return `x`, as a constant for gradients.
+
+    Args:
+        x: An array or a pytree of arrays.
+
+    Returns:
+        The same values; their gradient is zero.
+
+    Example:
+        >>> print(fc.grad(lambda x: x * fc.stop_gradient(x))(3.0))
+        3.0
+    """
     return optree.tree_map(lambda leaf: bind(stop_gradient_p, as_traceable(leaf)), x)
 
 
 def grad_hook(xs: Any, hook: Callable[[Any], Any], axis: Axes) -> Any:
-    """`pvary` of a whole bucket, with a transpose of the user's own.
+    """Apply your own reduction to the gradients of several parameters, as soon as the last of them is ready.
 
-    `xs` is a pytree of arrays that do not vary over `axis`; the result varies. In the backward pass
-    `hook(cotangents)` receives the pytree of local gradients as soon as the last of them is complete, and
-    returns the reduced ones, which do not vary: for example `lambda g: fc.all_reduce(g, axis, op="sum")`.
+    Forwards it is `fc.pvary` of all arrays. Backwards your hook gets their local gradients as one bucket, so communication can
+    start before the backward pass ends. `fc.data_parallel` is made of it.
+
+    Args:
+        xs: A pytree of arrays that do not vary over `axis`.
+        hook: A function from the pytree of local gradients, which vary over `axis`, to the reduced ones, which do not, such as
+            `lambda g: fc.all_reduce(g, axis)`.
+        axis: A mesh axis, or a tuple of axes.
+
+    Returns:
+        The values of `xs`, which vary over `axis`.
+
+    Raises:
+        VaryingError: If an array varies over `axis` already.
+        PytreeError: If `hook` returns another structure.
+        ShapeError: If `hook` changes a shape or dtype.
+
+    Example:
+        >>> mesh = fc.make_mesh({"data": 2})
+        >>> def loss(w, x):
+        ...     w = fc.grad_hook(w, lambda g: fc.all_reduce(g, "data", op="mean"), "data")
+        ...     return fc.all_reduce(np.sum(w * x), "data", op="mean")
+        >>> step = fc.jit(fc.grad(loss), mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
+        >>> print(step(1.0, np.array([2.0, 4.0])))
+        1.5
     """
     axes = mesh_axes("grad_hook", axis)
     require_function("grad_hook(xs, hook, ...)", hook)
@@ -93,17 +126,37 @@ def _by_position(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any], na
 
 
 class custom_vjp:
-    """A function with its own gradient rule.
+    """A function with your own gradient rule, as in JAX.
 
-    `f.defvjp(forward, backward)`: `forward(*args) -> (result, residuals)`; `backward(residuals, cotangent)`
-    returns one cotangent (a pytree like the argument, or None for zero) for each argument. Source: JAX.
+    Use it as a decorator, then set the rule with `f.defvjp(forward, backward)`:
 
-    Arguments given by keyword reach the rules by position. Those in `nondiff_argnums` are not traced and have no cotangent:
-    functions, texts, numbers that choose. `forward` gets them in their places, and `backward` before all others:
-    `backward(*nondiff, residuals, cotangent)`.
+    - `forward(*args)` returns `(result, residuals)`.
+    - `backward(residuals, cotangent)` returns a cotangent for each argument: a pytree like the argument, or None for zero.
 
-    Both run when a gradient is taken, after the enclosing function was traced. A traced array of that function
-    must reach them as an argument or as a residual; through a closure it raises LeakedTracerError.
+    Arguments that you pass by keyword reach the rules by position. Both rules run when a gradient is taken, after the enclosing
+    function was traced. So a traced array of that function must reach them as an argument or a residual; through a closure it
+    raises LeakedTracerError.
+
+    Args:
+        fn: The function of arrays and pytrees of arrays.
+        nondiff_argnums: Positions of arguments that are not traced and have no cotangent: functions, strings, numbers that
+            choose. `forward` gets them in their places, and `backward` before all others: `backward(*nondiff, residuals,
+            cotangent)`.
+
+    Raises:
+        PytreeError: If a rule returns another structure than it must.
+        ShapeError: If a cotangent has another shape or dtype than its argument.
+
+    Example:
+        >>> @fc.custom_vjp
+        ... def clipped(x):
+        ...     return x
+        >>> clipped = clipped.defvjp(lambda x: (x, None), lambda _, ct: (np.clip(ct, -1, 1),))
+        >>> print(fc.grad(lambda x: 5 * clipped(x))(2.0))
+        1.0
+
+    References:
+        JAX's `custom_vjp`.
     """
 
     def __init__(self, fn: Callable[..., Any], nondiff_argnums: int | Sequence[int] = ()):
@@ -118,7 +171,7 @@ class custom_vjp:
         self.backward: Callable[..., Any] | None = None
 
     def defvjp(self, forward: Callable[..., Any], backward: Callable[..., Any]) -> custom_vjp:
-        """Set the rule; returns self."""
+        """Set the rule. Returns the function itself."""
         require_function("defvjp(forward, ...)", forward)
         require_function("defvjp(..., backward)", backward)
         self.forward, self.backward = forward, backward

@@ -214,11 +214,30 @@ def _results(tangents: Sequence[Any], atoms: Sequence[Atom]) -> list[Any]:
 
 
 def jvp(fn: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False) -> tuple:
-    """`(fn(*primals), tangent of the result)`: the derivative of `fn` along `tangents`.
+    """Compute `fn(*primals)` and its derivative along `tangents`, in forward mode.
 
-    `primals` and `tangents` are tuples or lists of pytrees with the same structure, shapes and dtypes. Integers have no
-    tangents: theirs are ignored, and those of integer results are zeros. With `has_aux`, `fn` returns `(result, aux)` and this
-    returns `(result, tangent, aux)`. The rule of a `custom_vjp` is transposed, for which it must be linear in the cotangent.
+    The rule of a `fc.custom_vjp` is transposed, so it must be linear in the cotangent. Integers have no tangents: theirs are
+    ignored, and the tangents of integer results are zeros.
+
+    Args:
+        fn: A function of pytrees of arrays.
+        primals: A tuple or list of the arguments.
+        tangents: The direction, with the structure, shapes and dtypes of `primals`.
+        has_aux: True if `fn` returns `(result, aux)`.
+
+    Returns:
+        `(result, tangent)`, or `(result, tangent, aux)`; the tangent is like the result.
+
+    Raises:
+        PytreeError: If `primals` and `tangents` have different structures.
+        ShapeError: If a tangent has another shape or dtype than its argument.
+        VaryingError: If a tangent varies over a mesh axis over which its argument does not.
+        TraceError: If the rule of a `custom_vjp` is not linear in the cotangent.
+
+    Example:
+        >>> y, dy = fc.jvp(lambda x: x**2, (3.0,), (1.0,))
+        >>> print(y, dy)
+        9.0 6.0
     """
     require_function("jvp", fn)
     name = label_of(fn)
@@ -242,10 +261,25 @@ def _with_aux(outs: Sequence[Any], tangents: Any, info: dict, has_aux: bool) -> 
 
 
 def linearize(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple:
-    """`(fn(*primals), f_jvp)`: `f_jvp(*tangents)` gives the tangent of the result, as `jvp` does.
+    """Compute `fn(*primals)` and its derivative as a function of the tangents.
 
-    `fn` is run once, and its values are kept: each call of `f_jvp` costs the linear part alone. With `has_aux`, `fn` returns
-    `(result, aux)` and this returns `(result, f_jvp, aux)`.
+    `fn` runs once and its values are kept, so each call of the derivative computes only the linear part.
+
+    Args:
+        fn: A function of pytrees of arrays.
+        *primals: The arguments of `fn`.
+        has_aux: True if `fn` returns `(result, aux)`.
+
+    Returns:
+        `(result, f_jvp)`, or `(result, f_jvp, aux)`. `f_jvp(*tangents)` returns the tangent of the result, as `fc.jvp` does.
+
+    Raises:
+        PytreeError, ShapeError, VaryingError: From `f_jvp`, if the tangents do not fit the arguments.
+
+    Example:
+        >>> y, f_jvp = fc.linearize(np.exp, 0.0)
+        >>> print(y, f_jvp(2.0), f_jvp(3.0))
+        1.0 2.0 3.0
     """
     require_function("linearize", fn)
     name = label_of(fn)

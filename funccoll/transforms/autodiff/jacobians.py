@@ -43,7 +43,7 @@ def _split(values: Any, dim: int, types: Sequence[ArrayType]) -> list[Any]:
 
 
 class _Chosen:
-    """A call of a function, as a function of the arguments that are differentiated."""
+    """The arguments that are differentiated, and the call as a function of them."""
 
     def __init__(self, what: str, fn: Callable[..., Any], argnums: Any, args: Sequence[Any], kwargs: Any, holomorphic: bool):
         self.what, self.name, self.holomorphic = what, label_of(fn), holomorphic
@@ -78,7 +78,7 @@ class _Chosen:
         raise error(f"{self.what} of {self.name}: {why}")
 
     def check_complex(self, type: ArrayType, what: str) -> None:
-        """Raise where a Jacobian would not say what it is: it has real numbers, or the function is holomorphic."""
+        """Raise if a complex type makes the Jacobian ambiguous: numbers must be real, or the function holomorphic."""
         if self.holomorphic and type.dtype.kind != "c":
             self.refuse(DTypeError, f"holomorphic=True needs complex numbers, and {what} has dtype {type.dtype}.")
         if not self.holomorphic and type.dtype.kind == "c":
@@ -117,11 +117,30 @@ def _result_types(chosen: _Chosen, result: Any) -> tuple[list[ArrayType], optree
 def jacfwd(
     fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, holomorphic: bool = False
 ) -> Callable[..., Any]:
-    """A function that returns the Jacobian of `fn`, column by column in forward mode: for results larger than the arguments.
+    """Return a function that computes the Jacobian of `fn` in forward mode, column by column.
 
-    For each array of the result, in its structure, there is the structure of argument `argnums` (a tuple for several), with
-    arrays of the result's shape followed by the argument's. With `has_aux`, `fn` returns `(result, aux)`, and the function
-    `(jacobian, aux)`. Complex numbers need `holomorphic=True`. Source: JAX.
+    It suits results larger than the arguments; `fc.jacrev` suits the opposite.
+
+    Args:
+        fn: A function from pytrees of arrays to a pytree of arrays.
+        argnums: The position of the argument to differentiate, or a tuple of positions.
+        has_aux: True if `fn` returns `(result, aux)`.
+        holomorphic: True for complex arguments and results, if `fn` is holomorphic.
+
+    Returns:
+        A function that returns the Jacobian, or `(jacobian, aux)`. For each array of the result there is a pytree like argument
+        `argnums`, a tuple of them for several. Its arrays have the result's shape followed by the argument's.
+
+    Raises:
+        DTypeError: If an argument or a result has integers, or complex numbers without `holomorphic`.
+
+    Example:
+        >>> print(fc.jacfwd(lambda x: x**2)(np.array([1.0, 2.0])))
+        [[2. 0.]
+         [0. 4.]]
+
+    References:
+        JAX's `jacfwd`.
     """
     require_function("jacfwd", fn)
 
@@ -142,10 +161,29 @@ def jacfwd(
 def jacrev(
     fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, holomorphic: bool = False
 ) -> Callable[..., Any]:
-    """A function that returns the Jacobian of `fn`, row by row in reverse mode: for arguments larger than the result.
+    """Return a function that computes the Jacobian of `fn` in reverse mode, row by row.
 
-    It takes and returns what `jacfwd` does. Raises: VaryingError where the result varies over a mesh axis and an argument does
-    not, as `grad` does.
+    It suits arguments larger than the result; `fc.jacfwd` suits the opposite.
+
+    Args:
+        fn: A function from pytrees of arrays to a pytree of arrays.
+        argnums: The position of the argument to differentiate, or a tuple of positions.
+        has_aux: True if `fn` returns `(result, aux)`.
+        holomorphic: True for complex arguments and results, if `fn` is holomorphic.
+
+    Returns:
+        A function that returns the Jacobian, in the form that `fc.jacfwd` has.
+
+    Raises:
+        VaryingError: If the result varies over a mesh axis and an argument does not, as for `fc.grad`.
+        DTypeError: If an argument or a result has integers, or complex numbers without `holomorphic`.
+
+    Example:
+        >>> print(fc.jacrev(lambda x: np.array([2.0, 3.0]) @ x)(np.ones(2)))
+        [2. 3.]
+
+    References:
+        JAX's `jacrev`.
     """
     require_function("jacrev", fn)
 
@@ -167,9 +205,29 @@ def jacrev(
 def hessian(
     fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, holomorphic: bool = False
 ) -> Callable[..., Any]:
-    """A function that returns the second derivatives of `fn`: `jacfwd` of `jacrev`.
+    """Return a function that computes the second derivatives of `fn`: `fc.jacfwd` of `fc.jacrev`.
 
-    For each array of the result there is a tree of trees: the structure of argument `argnums` twice.
+    Args:
+        fn: A function from pytrees of arrays to a pytree of arrays.
+        argnums: The position of the argument to differentiate, or a tuple of positions.
+        has_aux: True if `fn` returns `(result, aux)`.
+        holomorphic: True for complex arguments and results, if `fn` is holomorphic.
+
+    Returns:
+        A function that returns the Hessian, or `(hessian, aux)`. For each array of the result there is a pytree of pytrees: the
+        structure of argument `argnums` twice.
+
+    Raises:
+        VaryingError: If the result varies over a mesh axis and an argument does not, as for `fc.grad`.
+        DTypeError: If an argument or a result has integers, or complex numbers without `holomorphic`.
+
+    Example:
+        >>> print(fc.hessian(lambda x: x[0] ** 2 * x[1])(np.array([1.0, 3.0])))
+        [[6. 2.]
+         [2. 0.]]
+
+    References:
+        JAX's `hessian`.
     """
     describe = documented_as(f"The second derivatives of {{name}} with respect to argument {argnums}.", fn)
     return describe(jacfwd(jacrev(fn, argnums, has_aux, holomorphic), argnums, has_aux, holomorphic))

@@ -28,12 +28,28 @@ __all__ = ["checkpoint", "checkpoint_name"]
 
 
 def checkpoint(fn: Callable[..., Any], *, policy: Policy = nothing) -> Callable[..., Any]:
-    """`fn`, of which a gradient keeps only the arguments, and computes all else again when it is needed.
+    """Return `fn` with less memory in gradients: the backward pass computes values again instead of keeping them.
 
-    `policy` chooses further values to keep, see `fc.checkpoint_policies`: by default nothing, `dots` for products of
-    matrices, `save_names("a", ...)` for values with the names that `fc.checkpoint_name` gives. Values and gradients have the
-    same bits as without. Collectives inside run again as well, unless the policy keeps their results (`collectives`). What
-    `fn` takes from around it is kept like an argument; checkpoints nest. Arguments are pytrees of arrays. Source: JAX.
+    A gradient keeps the arguments, and what `policy` chooses. Values and gradients have the same bits as without it.
+    Collectives inside also run again, unless the policy keeps their results. Values that `fn` captures are kept like arguments.
+    Checkpoints nest. This is JAX's `checkpoint`, also called `remat`; it does not save a model to a file.
+
+    Args:
+        fn: A function of pytrees of arrays.
+        policy: What to keep besides the arguments: one of `fc.checkpoint_policies`, by default `nothing`. `dots` keeps products
+            of matrices, `collectives` what was communicated, `save_names("a", ...)` the values that `fc.checkpoint_name` names.
+
+    Returns:
+        A function with the arguments and results of `fn`.
+
+    Example:
+        >>> layer = fc.checkpoint(lambda w, x: np.tanh(x @ w), policy=fc.checkpoint_policies.dots)
+        >>> print(fc.grad(lambda w: np.sum(layer(w, np.ones((1, 2)))))(np.zeros((2, 1))))
+        [[1.]
+         [1.]]
+
+    References:
+        JAX's `checkpoint`.
     """
     require_function("checkpoint", fn)
     require_function("checkpoint(..., policy=...)", policy)
@@ -102,7 +118,22 @@ forward.RULES[checkpoint_p] = _push
 
 
 def checkpoint_name(x: Any, name: str) -> Any:
-    """`x` (an array or pytree), with a name by which `fc.checkpoint_policies.save_names(name)` keeps it."""
+    """Name a value, so that `fc.checkpoint_policies.save_names(name)` keeps it.
+
+    Args:
+        x: An array or a pytree of arrays.
+        name: The name.
+
+    Returns:
+        The same values.
+
+    Example:
+        >>> @fc.checkpoint
+        ... def layer(x):
+        ...     return np.sin(fc.checkpoint_name(np.exp(x), "exponential"))
+        >>> print(layer(np.zeros(1)).round(3))
+        [0.841]
+    """
     if not isinstance(name, str) or not name:
         raise TraceError(f"checkpoint_name(x, {name!r}): the name is a string that is not empty.")
     return optree.tree_map(lambda leaf: bind(checkpoint_name_p, as_traceable(leaf), name=name), x)

@@ -94,12 +94,30 @@ def flatten_function(
 
 
 def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple:
-    """`(fn(*primals), pullback)`: `pullback(cotangent)` gives one cotangent for each primal.
+    """Compute `fn(*primals)` and a function that takes cotangents of the result to cotangents of the arguments.
 
-    `primals` are pytrees of arrays. The cotangent has the structure, shapes and dtypes of the result; it
-    may vary only over the axes of the result, and is pvary'd to all of them; that of an Array which is split is brought into
-    its sharding. With `has_aux`, `fn` returns
-    `(result, aux)` and this returns `(result, pullback, aux)`. Complex numbers follow JAX: no conjugates.
+    A cotangent may vary only over the mesh axes over which the result varies; it is pvary'd to all of them. The cotangent of an
+    Array that is split is brought into its sharding. Complex numbers follow JAX: nothing is conjugated.
+
+    Args:
+        fn: A function of pytrees of arrays.
+        *primals: The arguments of `fn`.
+        has_aux: True if `fn` returns `(result, aux)`.
+
+    Returns:
+        `(result, pullback)`, or `(result, pullback, aux)`. `pullback(cotangent)` takes a pytree with the structure, shapes and
+        dtypes of the result. It returns a tuple with one cotangent for each argument.
+
+    Raises:
+        PytreeError: From `pullback`, if the cotangent has another structure than the result.
+        ShapeError: From `pullback`, if a shape or dtype differs.
+        VaryingError: From `pullback`, if a cotangent varies over an axis over which the result does not.
+
+    Example:
+        >>> y, pullback = fc.vjp(np.sin, 0.0)
+        >>> (x_cotangent,) = pullback(3.0)
+        >>> print(y, x_cotangent)
+        0.0 3.0
     """
     require_function("vjp", fn)
     name = label_of(fn)
@@ -143,13 +161,31 @@ def _check_cotangent(ct: Any, type: ArrayType, name: str) -> Any:
 
 
 def value_and_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable[..., Any]:
-    """A function returning `(fn(*args), gradient)`; the gradient has the structure of argument `argnums`.
+    """Return a function that computes the value and the gradient of a scalar function in one pass.
 
-    `fn` returns a real scalar (or `(scalar, aux)` with `has_aux`). The gradient of a parameter that is equal on
-    all devices, used with data that is not, is summed over the devices once: gradients are returned reduced.
+    See `fc.grad` for gradients over a mesh.
 
-    Raises: VaryingError when the loss varies over a mesh axis and an argument does not: the result would silently
-    be the gradient of the sum of the losses.
+    Args:
+        fn: A function that returns a real scalar, or `(scalar, aux)` with `has_aux`.
+        argnums: The position of the argument to differentiate, or a tuple of positions.
+        has_aux: True if `fn` also returns values that are not differentiated.
+
+    Returns:
+        A function with the arguments of `fn` that returns `(value, gradient)`, or `((value, aux), gradient)` with `has_aux`.
+
+    Raises:
+        VaryingError: If the loss varies over a mesh axis and an argument does not.
+        TraceError: If `fn` does not return a real floating-point scalar.
+        DTypeError: If an argument has integers.
+
+    Example:
+        >>> mesh = fc.make_mesh({"data": 2})
+        >>> @fc.jit(mesh=mesh, in_specs=(P(), P("data")), out_specs=(P(), P()))
+        ... def loss_and_gradient(w, x):
+        ...     return fc.value_and_grad(lambda w: fc.all_reduce(np.mean(w * x), "data", op="mean"))(w)
+        >>> loss, gradient = loss_and_gradient(2.0, np.arange(4.0))
+        >>> print(loss, gradient)
+        3.0 1.5
     """
     require_function("grad", fn)
     several = isinstance(argnums, (tuple, list))
@@ -261,7 +297,32 @@ def _described(begins: Beginning, name: str) -> str:
 
 
 def grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable[..., Any]:
-    """Like `value_and_grad`, returning the gradient alone (or `(gradient, aux)` with `has_aux`)."""
+    """Return a function that computes the gradient of a scalar function.
+
+    In a function over a mesh, the gradient of a parameter that is equal on all devices is summed over the devices: it arrives
+    reduced. So make the loss equal on all devices first, as with `fc.all_reduce(loss, axis, op="mean")`. The gradient of
+    complex parameters is JAX's: the conjugate of the direction of steepest ascent.
+
+    Args:
+        fn: A function that returns a real scalar, or `(scalar, aux)` with `has_aux`.
+        argnums: The position of the argument to differentiate, or a tuple of positions. Arguments are pytrees of floats or
+            complex numbers.
+        has_aux: True if `fn` also returns values that are not differentiated.
+
+    Returns:
+        A function with the arguments of `fn` that returns the gradient, or `(gradient, aux)`. The gradient has the structure,
+        shapes and dtypes of the argument; for a tuple `argnums` it is a tuple.
+
+    Raises:
+        VaryingError: If the loss varies over a mesh axis and an argument does not: the result would silently be the gradient of
+            the sum of the losses.
+        TraceError: If `fn` does not return a real floating-point scalar.
+        DTypeError: If an argument has integers.
+
+    Example:
+        >>> print(fc.grad(lambda w: np.sum(w**3))(np.array([1.0, 2.0])))
+        [ 3. 12.]
+    """
     both = value_and_grad(fn, argnums, has_aux)
 
     @documented_as(f"The gradient of {{name}} with respect to argument {argnums}.", fn)

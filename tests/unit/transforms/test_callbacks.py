@@ -153,12 +153,12 @@ def example():
 
 
 def test_the_example_is_the_documentations():
+    import doctest
     import inspect
-    import textwrap
 
-    documented = textwrap.dedent(inspect.getdoc(fc.custom_primitive).partition("itself.\n\n")[2].partition("\n\nIt works")[0])
+    examples = doctest.DocTestParser().get_examples(fc.custom_primitive.__doc__)
     source = inspect.getsource(example)
-    for line in documented.splitlines():
+    for line in "".join(one.source for one in examples if not one.want).splitlines():
         assert line.strip().removeprefix("softsign = ") in source, line
 
 
