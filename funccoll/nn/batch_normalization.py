@@ -25,7 +25,7 @@ __all__ = ["BatchStats", "batch_norm", "sync_batch_norm", "update_running_stats"
 class BatchStats(NamedTuple):
     """Statistics of a batch, equal on all devices of the axes they are over.
 
-    Attributes:
+    Args:
         mean: The mean. It has the dimensions that are not reduced.
         var: The biased variance, divided by `count`. It has the shape of `mean`.
         count: A scalar: the number of elements behind each mean, or the sum of their weights.

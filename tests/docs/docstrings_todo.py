@@ -87,9 +87,6 @@ TODO: dict[str, set[str]] = {
     "linalg": {
         "solve_triangular",
     },
-    "nn": {
-        "BatchStats",
-    },
     "optim": {
         "AdamState",
         "GradientTransformation",
