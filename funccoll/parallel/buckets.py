@@ -19,10 +19,16 @@ __all__ = ["Bucket", "BucketAssignment", "CommHook", "assign_buckets"]
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients of one dtype that are reduced together, as a communication hook sees them.
+    """Gradients of one dtype that are reduced together, as a communication hook gets them.
 
-    In the backward pass they are this device's addends: the hook returns their *sum* over `axis`. A mean over devices was
-    divided out before (so that 16-bit floats do not overflow).
+    In the backward pass each device has its own addends, and the hook returns their *sum* over `axis`. A mean is divided
+    before, so that 16-bit floats do not overflow.
+
+    Args:
+        gradients: Traced arrays, in the order in which the backward pass completes them.
+        names: The places of the parameters in `params`, such as "['w'][0]".
+        index: 0 for the bucket that is reduced first.
+        axis: The mesh axis, or a tuple of axes.
     """
 
     gradients: tuple[Any, ...]
@@ -39,12 +45,16 @@ class Bucket:
         return value_type(self.gradients[0]).dtype
 
     def buffer(self) -> Any:
-        """Return all gradients in one array of one dimension, in their order."""
+        """Return all gradients as one array of one dimension, in their order."""
         flat = [as_traceable(g).reshape(-1) for g in self.gradients]
         return flat[0] if len(flat) == 1 else np.concatenate(flat)
 
     def from_buffer(self, buffer: Any) -> Bucket:
-        """Return a bucket with the gradients of such an array, which may be of another dtype. Raises: ShapeError."""
+        """Return a bucket with the gradients of such an array, which may have another dtype.
+
+        Raises:
+            ShapeError: If the array has another size than the bucket.
+        """
         types = [value_type(g) for g in self.gradients]
         size = sum(t.size for t in types)
         if value_type(buffer).shape != (size,):
@@ -60,15 +70,20 @@ class Bucket:
         return replace(self, gradients=tuple(gradients))
 
     def all_reduce(self) -> Bucket:
-        """Return the bucket with the sums over the axis, by one call of all_reduce."""
+        """Return the bucket with the sums over the axis, from one call of `fc.all_reduce`."""
         return self.replace(all_reduce(list(self.gradients), self.axis, op="sum"))
 
 
 class CommHook(NamedTuple):
-    """A communication hook with state, for `data_parallel(comm_hook=...)`.
+    """A communication hook with state, for `fc.data_parallel(comm_hook=...)`.
 
-    The state is kept for each parameter, so that it does not depend on how parameters are put into buckets. It belongs to
-    a device, as an error that it feeds back does.
+    The state is kept for each parameter, so it does not depend on the assignment of parameters to buckets. Each device has its
+    own, such as the errors that it feeds back.
+
+    Args:
+        init: `init(gradient)` returns the first state for a gradient, an array (of zeros) in a trace: a pytree of arrays.
+        reduce: `reduce(states, bucket)` returns `(states, bucket)`. It is pure; `states` is a tuple with the state of each
+            gradient of the bucket.
     """
 
     init: Callable[[Any], Any]

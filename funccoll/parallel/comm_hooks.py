@@ -3,11 +3,12 @@
     dp = fc.data_parallel(loss_fn, comm_hook=fc.comm_hooks.power_sgd(rank=2, inner=fc.comm_hooks.bfloat16()))
     loss, gradients, state = dp.value_and_grad(params, batch, state=state)  # inside fc.jit; the first state: dp.init(params)
 
-A hook is a pure function `hook(bucket) -> bucket`, or a `CommHook` when it has state. Each returns the sum of the
-devices' gradients, bitwise equal on all of them, in the shapes and the dtype that it was given. What a lossy hook with
-*error feedback* leaves out of a sum it keeps in its state, and adds to the next gradients: so all of it is applied in the
-end (Seide et al., "1-bit stochastic gradient descent", Interspeech 2014). Float formats and low ranks are made for real
-floats: gradients of other dtypes are summed as they are. NaNs and infinities reach every device, as NaN or infinity.
+A hook is a pure function `hook(bucket) -> bucket`, or a `CommHook` if it has state. Each returns the sum of the devices'
+gradients, in the shapes and dtype that it was given. All devices get the same bits.
+
+A lossy hook with *error feedback* keeps in its state what it leaves out of a sum, and adds it to the next gradients. So all of
+it is applied in the end (Seide et al., "1-bit stochastic gradient descent", Interspeech 2014). Compression is for real floats:
+gradients of other dtypes are summed as they are. NaNs and infinities reach every device, as NaN or infinity.
 """
 
 from __future__ import annotations
@@ -35,50 +36,93 @@ Hook = Callable[[Bucket], Bucket] | CommHook
 
 
 def all_reduce(bucket: Bucket) -> Bucket:
-    """The sums over the axis, by one call of `fc.all_reduce`: the default hook.
+    """Sum a bucket by one call of `fc.all_reduce`: the default hook.
 
-    Source: Li et al., "PyTorch Distributed", VLDB 2020.
+    Args:
+        bucket: The bucket of this device.
+
+    Returns:
+        The bucket with the sums over the axis.
+
+    References:
+        Li et al., "PyTorch Distributed", VLDB 2020.
     """
     return bucket.all_reduce()
 
 
 def float16(inner: Hook = all_reduce) -> Hook:
-    """A hook that casts wider floats to float16 (2 bytes), sums them by `inner`, and casts the sums back.
+    """Return a hook that casts wider floats to float16 (2 bytes), sums them by `inner`, and casts the sums back.
 
-    Each device's addend is rounded to 11 binary digits, and a number above 65,504 becomes infinite; below 6e-5 digits are
-    lost. On CPUs NumPy converts to it much more slowly than to bfloat16. Returns a `CommHook` if `inner` is one, with its
-    state. Raises: TraceError when `inner` is not a hook.
+    Each device's addend is rounded to 11 binary digits. A number above 65,504 becomes infinite, and one below 6e-5 loses
+    digits. On CPUs NumPy converts to float16 much more slowly than to bfloat16.
 
-    Source: Micikevicius et al., "Mixed precision training", ICLR 2018; torch's fp16_compress_hook.
+    Args:
+        inner: The hook that sums the cast gradients.
+
+    Returns:
+        A hook; a `CommHook` if `inner` is one, with its state.
+
+    Raises:
+        TraceError: If `inner` is not a hook.
+
+    References:
+        Micikevicius et al., "Mixed precision training", ICLR 2018; torch's fp16_compress_hook.
     """
     return _casting(np.dtype(np.float16), inner, "float16")
 
 
 def bfloat16(inner: Hook = all_reduce) -> Hook:
-    """A hook that casts wider floats to bfloat16 (2 bytes), sums them by `inner`, and casts the sums back.
+    """Return a hook that casts wider floats to bfloat16 (2 bytes), sums them by `inner`, and casts the sums back.
 
-    It has the range of float32, and 8 binary digits. Otherwise like `float16`.
+    bfloat16 has the range of float32, and 8 binary digits.
 
-    Source: Kalamkar et al., "A study of bfloat16 for deep learning training", 2019; torch's bf16_compress_hook.
+    Args:
+        inner: The hook that sums the cast gradients.
+
+    Returns:
+        A hook; a `CommHook` if `inner` is one, with its state.
+
+    Raises:
+        TraceError: If `inner` is not a hook.
+
+    Example:
+        >>> mesh = fc.make_mesh({"data": 2})
+        >>> loss = fc.data_parallel(lambda w, x: np.mean(w * x), comm_hook=fc.comm_hooks.bfloat16())
+        >>> step = fc.jit(fc.grad(loss), mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
+        >>> print(step(np.float32(1), np.float32([1, 3])))
+        2.0
+
+    References:
+        Kalamkar et al., "A study of bfloat16 for deep learning training", 2019; torch's bf16_compress_hook.
     """
     return _casting(bfloat16_dtype, inner, "bfloat16")
 
 
 def int8(block_size: int = 256) -> CommHook:
-    """A hook that sends 8-bit integers with one scale for each block of at most `block_size` elements; error feedback.
+    """Return a hook that sends 8-bit integers with one scale for each block, with error feedback.
 
-    Two phases, so that it saves bytes on any number of devices. Each device quantises its gradients (to -127 ... 127 times
-    scale, the largest magnitude of the block over 127) and sends a part of them to every other device (all_to_all); it adds
-    up the part that it receives in float32, quantises the sums, and sends them to all (all_gather). About 1 + 4 / block_size
-    bytes for each element in each phase: a quarter of float32's. State: for each gradient an array of its shape, float32 or
-    wider, with this device's own rounding errors, and in its own part those of the sums too.
+    It has two phases, so that it saves bytes on any number of devices. First each device quantizes its gradients to -127 ...
+    127 times the scale, which is the largest magnitude of the block over 127. It sends a part of them to every other device
+    (all_to_all), and adds up the part that it receives in float32. Then it quantizes the sums and sends them to all
+    (all_gather). Each phase sends about 1 + 4 / block_size bytes for each element, a quarter of float32's.
 
-    A block with a NaN or an infinity comes out as NaNs or infinities, and leaves the errors as they were. A block of numbers
-    below 1e-36 (in float32) waits in the errors. A bucket that would not shrink is summed as it is, its kept errors included.
-    Raises: ShapeError for a block_size that is not an integer of at least 1.
+    The state of a gradient is an array of its shape, float32 or wider. It holds this device's own rounding errors, and in its
+    own part those of the sums too. A block with a NaN or an infinity comes out as NaNs or infinities, and leaves the errors as
+    they were. A block of numbers below 1e-36 (in float32) waits in the errors. A bucket that would not shrink is summed as it
+    is, its kept errors included.
 
-    Source: the two phases are those of Tang et al., "1-bit Adam", ICML 2021 (DeepSpeed); scales for blocks are in Alistarh
-    et al., "QSGD", NeurIPS 2017, with random rounding in place of error feedback.
+    Args:
+        block_size: The largest number of elements with one scale.
+
+    Returns:
+        A `CommHook`.
+
+    Raises:
+        ShapeError: If `block_size` is not an integer of at least 1.
+
+    References:
+        The two phases are those of Tang et al., "1-bit Adam", ICML 2021 (DeepSpeed). Scales for blocks are in Alistarh et al.,
+        "QSGD", NeurIPS 2017, with random rounding instead of error feedback.
     """
     _require_count("int8", "block_size", block_size)
 
@@ -117,22 +161,35 @@ def int8(block_size: int = 256) -> CommHook:
 
 
 def power_sgd(rank: int = 1, *, min_compression_rate: float = 2, seed: int = 0, inner: Hook = all_reduce) -> CommHook:
-    """PowerSGD: each gradient, as a matrix M of shape (first dimension, all others), is summed as a product P Qᵀ of `rank`.
+    """Return a PowerSGD hook: each gradient, as a matrix M, is summed as a product P Qᵀ of low rank.
 
-    One power iteration: P = M Q is summed over the devices and its columns are made orthonormal; Q = Mᵀ P is summed; the sum
-    of the M is P Qᵀ. The next step starts with this Q (warm start), the first one with random numbers made from `seed`; what
-    P Qᵀ leaves out of this device's M is added to the next gradient (error feedback). `rank` (rows + columns) elements are
-    sent in place of rows · columns. A gradient of fewer than two dimensions, or one for which that saves less than a factor
-    of `min_compression_rate`, is summed uncompressed, in the call that sums the P's; the Q's have a second call. `inner` is
-    the hook that makes both calls, on buckets in which P's or Q's replace gradients.
+    M has the shape (first dimension, all others). One power iteration computes P = M Q, sums it over the devices and makes its
+    columns orthonormal, then sums Q = Mᵀ P. The sum of the M is P Qᵀ. The next step starts with this Q (warm start). What P Qᵀ
+    leaves out of this device's M is added to the next gradient (error feedback). `rank` (rows + columns) elements are sent
+    instead of rows · columns.
 
-    State for each compressed gradient: the error (of its shape), Q (columns, rank), both float32 or wider, and what `inner`
-    keeps. What cancels between the devices stays in their errors, and what `inner` rounds is not in them. A NaN or infinity
-    makes the whole matrix NaN, and leaves errors and Q as they were.
-    Raises: ShapeError for a rank that is not an integer of at least 1, a rate that is not a positive number, a seed that
-    `fc.random.key` refuses; TraceError when `inner` is not a hook.
+    All P's and all uncompressed gradients of a bucket are summed in one call, and all Q's in a second. The state of a
+    compressed gradient is the error, of its shape, and Q (columns, rank), both float32 or wider, and what `inner` keeps. What
+    cancels between the devices stays in their errors. What `inner` rounds is not in them. A NaN or infinity makes the whole
+    matrix NaN, and leaves errors and Q as they were.
 
-    Source: Vogels, Karimireddy and Jaggi, "PowerSGD", NeurIPS 2019, algorithms 1 and 2.
+    Args:
+        rank: The rank of the product.
+        min_compression_rate: A gradient is summed uncompressed if it has fewer than two dimensions, or compression saves less
+            than this factor.
+        seed: The first Q is random numbers made from it.
+        inner: The hook that makes both calls, on buckets in which P's or Q's replace gradients.
+
+    Returns:
+        A `CommHook`.
+
+    Raises:
+        ShapeError: If the rank is not an integer of at least 1, the rate is not a positive number, or `fc.random.key` does not
+            take the seed.
+        TraceError: If `inner` is not a hook.
+
+    References:
+        Vogels, Karimireddy and Jaggi, "PowerSGD", NeurIPS 2019, algorithms 1 and 2.
     """
     _require_count("power_sgd", "rank", rank)
     rate = min_compression_rate

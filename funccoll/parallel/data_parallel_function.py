@@ -29,7 +29,7 @@ BUFFERS = ("broadcast", "mean")
 
 
 class Accumulated(NamedTuple):
-    """Gradients that were not reduced yet, of one batch or the sum of several; every array is stacked under `P(axis)`."""
+    """Gradients that are not reduced yet, of one batch or the sum of several; every array is stacked under `P(axis)`."""
 
     gradients: Any
     """Each device's own gradients, in the structure of `params`; zeros for integers."""
@@ -51,28 +51,49 @@ def data_parallel(
     reduction: str = "mean",
     buffers: str | None = None,
 ) -> DataParallelFunction:
-    """`loss_fn(params, *batch)` made data parallel over `axis`.
+    """Make a loss function data parallel: each device computes the loss of its rows, and gradients arrive reduced.
 
-    Returns a function with loss_fn's signature, to use inside `fc.jit`: its value is the loss of the whole batch, and its
-    gradient in `params` (equal on all devices) is that loss's gradient. Gradients are reduced in buckets, in the order in
-    which the backward pass completes them: one all_reduce of a list of arrays for each bucket, which begins when the
-    bucket's last gradient is complete. Sizes are in MiB (2^20 bytes); the first bucket is small, so that communication
-    starts early; buckets hold one dtype. Parameters without a gradient (unused, or behind stop_gradient) are in no bucket.
+    Use the result inside `fc.jit`. Its value is the loss of the whole batch, and its gradient in `params` is that loss's
+    gradient. Gradients are reduced in buckets of one dtype, each by one all_reduce of a list of arrays. Each bucket is reduced
+    as soon as its last gradient is ready. Parameters without a gradient, such as unused ones, are in no bucket.
+    `fc.DataParallel` is the same for a model that is updated in place.
 
-    `reduction`: "mean" is the mean of the devices' losses, "sum" their sum. With "weighted" loss_fn returns
-    `(sum, weight)`, and the loss is the sum over devices of the sums, divided by that of the weights: once, so that devices may
-    have different numbers of examples.
-    `buffers`: loss_fn is `loss_fn(params, buffers, *batch) -> (loss, buffers)`, and so is the result. What each device
-    made of the buffers is replaced by device 0's ("broadcast"), or by the mean over devices where it is of floats ("mean").
-    `has_aux`: loss_fn returns `(loss, aux)`, with buffers `(loss, (buffers, aux))`; aux is returned as it is on each device.
-    `comm_hook` reduces each bucket in place of all_reduce: a function of a `Bucket` to a `Bucket`, or a `CommHook`, whose
-    state is in `init` and `value_and_grad`. Only derivatives of the first order go through a hook.
+    Args:
+        loss_fn: `loss_fn(params, *batch)` returns a scalar, the loss of one device's rows. `params` is a pytree of arrays that
+            are equal on all devices.
+        axis: The mesh axis, or a tuple of axes, over which the batch is split.
+        bucket_cap_mb: The largest size of a bucket in MiB (2^20 bytes). A larger parameter has a bucket of its own.
+        first_bucket_mb: The largest size of the first bucket in MiB. It is small, so that communication starts early.
+        comm_hook: What reduces a bucket instead of all_reduce: one of `fc.comm_hooks`, a function from `Bucket` to `Bucket`, or
+            a `CommHook`, whose state is in `init` and `value_and_grad`. Only first derivatives go through a hook.
+        has_aux: True if `loss_fn` returns `(loss, aux)`, with buffers `(loss, (buffers, aux))`. aux stays as each device
+            computed it.
+        reduction: "mean" takes the mean of the devices' losses, "sum" their sum. With "weighted", `loss_fn` returns
+            `(sum, weight)`. The loss is then the sum of the sums over that of the weights, so devices may have different
+            numbers of examples.
+        buffers: None, "broadcast" or "mean". With buffers, `loss_fn(params, buffers, *batch)` returns `(loss, buffers)`, and so
+            does the result. "broadcast" replaces what each device made of the buffers by device 0's, "mean" by the mean over
+            devices if they are floats.
 
-    Raises: VaryingError when the parameters vary over `axis`, or the loss does not (it is reduced already);
-    MeshError outside a traced function with a mesh; TraceError for another result of loss_fn, and for a hook that is
-    differentiated twice.
+    Returns:
+        A function with the arguments of `loss_fn`, to be differentiated by `fc.value_and_grad` or its own method
+        `value_and_grad`. `accumulate` adds up gradients without communication, and `explain` shows the buckets.
 
-    Source: Li et al., "PyTorch Distributed", VLDB 2020.
+    Raises:
+        VaryingError: If the parameters vary over `axis`, or the loss does not because it is reduced already.
+        MeshError: If it is called outside a function traced with a mesh.
+        TraceError: If `loss_fn` returns another kind of result, or a hook is differentiated twice.
+
+    Example:
+        >>> mesh = fc.make_mesh({"data": 4})
+        >>> loss = fc.data_parallel(lambda w, x, y: np.mean((x @ w - y) ** 2))
+        >>> step = fc.jit(fc.value_and_grad(loss), mesh=mesh, in_specs=(P(), P("data"), P("data")), out_specs=P())
+        >>> value, gradient = step(np.zeros(2), np.ones((8, 2)), np.ones(8))
+        >>> print(value, gradient)
+        1.0 [-2. -2.]
+
+    References:
+        Li et al., "PyTorch Distributed", VLDB 2020.
     """
     if not callable(loss_fn):
         raise TraceError(f"data_parallel takes a function loss_fn(params, *batch), not {loss_fn!r:.60}.")
@@ -89,17 +110,20 @@ def data_parallel(
 
 
 class DataParallelFunction:
-    """A data-parallel function, which `data_parallel` returns. All its methods but `explain` are for use inside `fc.jit`."""
+    """A data-parallel loss, which `data_parallel` returns. Use all its methods but `explain` inside `fc.jit`."""
 
     def __init__(self, settings: Settings):
         functools.update_wrapper(self, settings.loss_fn)
         self.settings = settings
 
     def __call__(self, params: Any, *batch: Any, active: Any = None) -> Any:
-        """Return the loss of the whole batch, with buffers and aux as loss_fn has them.
+        """Return the loss of the whole batch, with buffers and aux if `loss_fn` has them.
 
-        `active`: False, or 0, on devices whose batch is only padding (their part of an array under `P(axis)`). Such a
-        device adds nothing, and the mean is that over the others.
+        Args:
+            params: The parameters, equal on all devices.
+            *batch: This device's rows, with the buffers first if there are any.
+            active: False or 0 on devices whose batch is only padding, this device's part of an array under `P(axis)`. Such a
+                device adds nothing, and the mean is over the others.
         """
         call = Call(self.settings, params, batch, active)
         loss, (_, extra) = call.loss_of(call.hooked(TracedReducer(call)), call.inexact)
@@ -108,19 +132,24 @@ class DataParallelFunction:
     def value_and_grad(
         self, params: Any, *batch: Any, state: Any = None, accumulated: Accumulated | None = None, active: Any = None
     ) -> tuple[Any, ...]:
-        """Return `(loss, gradients)`, with a CommHook `(loss, gradients, state)`.
+        """Return `(loss, gradients)`, and with a CommHook `(loss, gradients, state)`.
 
-        `state` is what `init`, or the last call, returned. `accumulated` is what `accumulate` returned: the gradients are the
-        sums of its and of this batch's. The loss is that of this batch; where `reduction` is "weighted", it and the
-        gradients are divided by the weight of all. `active`: see `__call__`. With buffers or aux, `loss` is
-        `(loss, buffers)`, `(loss, aux)` or `(loss, (buffers, aux))`.
+        With buffers or aux, `loss` is `(loss, buffers)`, `(loss, aux)` or `(loss, (buffers, aux))`.
+
+        Args:
+            params: The parameters, equal on all devices.
+            *batch: This device's rows.
+            state: The state of the CommHook: what `init`, or the last call, returned.
+            accumulated: What `accumulate` returned. The gradients are then the sums of its and this batch's. The loss is that
+                of this batch. With "weighted", loss and gradients are divided by the weight of all.
+            active: As in a call.
         """
         return self.traced_value_and_grad(params, batch, state, accumulated, active, [])
 
     def traced_value_and_grad(
         self, params: Any, batch: Sequence[Any], state: Any, accumulated: Any, active: Any, records: list[BucketRecord]
     ) -> tuple[Any, ...]:
-        """`value_and_grad`, which adds to `records` what the trace has of each bucket."""
+        """`value_and_grad` that also adds to `records` what the trace has of each bucket."""
         call = Call(self.settings, params, batch, active)
         call.use_accumulated(accumulated)
         reducer = TracedReducer(call, call.states(state), records)
@@ -133,7 +162,7 @@ class DataParallelFunction:
         return (result, gradients) if reducer.states is None else (result, gradients, reducer.stacked_states())
 
     def accumulate(self, params: Any, *batch: Any, accumulated: Accumulated | None = None, active: Any = None) -> Any:
-        """Return `Accumulated`: each device's own gradients, without communication, added to those that are given.
+        """Return this device's own gradients, added to those in `accumulated`, without communication.
 
         With buffers or aux it returns `(accumulated, buffers)` and so on; only buffers communicate.
         """
@@ -152,19 +181,21 @@ class DataParallelFunction:
         return (result, extra) if call.returns_more else result
 
     def skip_if(self, condition: Any) -> Any:
-        """Return a bool, equal on all devices of the axis: whether `condition` is true on any of them.
+        """Return a bool that is equal on all devices of the axis: true if `condition` is true on any of them.
+
+        A step that it decides, in np.where or `fc.cond`, is skipped on all devices or on none. It costs one all_reduce.
 
             skips = dp.skip_if(~np.isfinite(loss))
             params = fc.tree.map(lambda old, new: np.where(skips, old, new), params, updated)
 
-        condition: one bool or number on each device, or its part of an array under `P(axis)`. It is one all_reduce; a step
-        that is decided by it, in np.where or fc.cond, is left out on all devices or on none.
+        Args:
+            condition: One bool or number on each device, or this device's part of an array under `P(axis)`.
         """
         axes = mesh_axes("data_parallel", self.settings.axis)
         return all_reduce(pvary_over(scalar("the condition", condition) != 0, axes), axes, op="or")
 
     def init(self, params: Any) -> Any:
-        """Return the first state of the CommHook: in `params`' structure, each array stacked under `P(axis)`.
+        """Return the first state of the CommHook: the structure of `params`, each array stacked under `P(axis)`.
 
         For example `state = fc.jit(dp.init, mesh=mesh, in_specs=P(), out_specs=P("data"))(params)`.
         """
@@ -181,7 +212,10 @@ class DataParallelFunction:
     def explain(self, mesh: Mesh, params: Any, *batch: Any) -> BucketPlan:
         """Return the plan of a step's buckets on a mesh, as a table.
 
-        `params` and `batch` are those of a step: `params` (and buffers) equal on all devices, `batch` split over `axis`.
+        Args:
+            mesh: The mesh.
+            params: The parameters (and buffers) of a step, equal on all devices.
+            *batch: The batch of all devices, which is split over `axis`.
         """
 
         def step(params: Any, batch: Sequence[Any], records: list[BucketRecord]) -> Any:

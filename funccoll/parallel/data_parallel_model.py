@@ -46,22 +46,38 @@ __all__ = ["DataParallel"]
 
 
 class DataParallel:
-    """A model whose gradients are averaged over the devices of an axis: `DataParallel(model, loss_fn, optimizer)`.
+    """A model that is trained data parallel: parameters, optimizer and buffers, updated in one compiled step.
 
-    `model` has a pytree of arrays `params`, or is one; after every step `model.params` are the new ones. To change them, call
-    `load_state_dict`: a step after an assignment raises. `loss_fn(params, *batch)` is the loss of one device's rows (see
-    `data_parallel`, whose options these are: `bucket_cap_mb`, `first_bucket_mb`, `comm_hook`, `reduction`, `buffers`; with
-    buffers, `model.buffers` and `loss_fn(params, buffers, *batch) -> (loss, buffers)`). `optimizer` is a pair of pure functions
-    `init(params) -> state` and `update(gradients, state, params) -> (updates, state)`, as those of `fc.optim` and optax are.
+    Each `step` averages the gradients over the devices of `axis` and updates `model.params`. To change parameters yourself,
+    call `load_state_dict`: a step after an assignment raises. At the start all ranks must have parameters of the same
+    structure, shapes and dtypes; the values are those of device 0. Integer parameters are never trained. An array at several
+    places of params is one parameter (tied).
 
-    Without a mesh, `axis` has one device for each process of the job. At first all ranks must have parameters of the same
-    structure, shapes and dtypes; their values are those of device 0.
-    `trainable`: a pytree of bools that is a prefix of params; the others stay as they are. Integers always do. An array that
-    is at several places of params is one parameter (tied).
-    `check_finite`: a step with NaN or infinity in its gradients changes nothing, and raises.
+    Args:
+        model: An object with a pytree of arrays `params`, or the pytree itself. With `buffers` it also has `model.buffers`.
+        loss_fn: `loss_fn(params, *batch)` returns the loss of one device's rows. With `buffers`,
+            `loss_fn(params, buffers, *batch)` returns `(loss, buffers)`.
+        optimizer: One of `fc.optim`, or any pair of pure functions `init(params) -> state` and
+            `update(gradients, state, params) -> (updates, state)`, as optax has them.
+        mesh: The mesh. None makes one whose `axis` has a device for each process of the job.
+        axis: The mesh axis, or a tuple of axes, over which the batch is split.
+        trainable: A pytree of bools that is a prefix of params; parameters with False stay as they are.
+        check_finite: True makes a step with NaN or infinity in its gradients raise and change nothing.
+        **options: Options of `fc.data_parallel`: `bucket_cap_mb`, `first_bucket_mb`, `comm_hook`, `reduction`, `buffers`.
 
-    Raises: ProgramMismatch that names the first parameter which differs between ranks; TraceError where there is nothing
-    to train; MeshError for an axis that the mesh does not have.
+    Raises:
+        ProgramMismatch: If ranks have different parameters; it names the first one.
+        TraceError: If there is nothing to train.
+        MeshError: If the mesh does not have the axis.
+
+    Example:
+        >>> mesh = fc.make_mesh({"data": 2})
+        >>> loss_fn = lambda params, x: np.mean((x @ params["w"] - 1) ** 2)
+        >>> dp = fc.DataParallel({"w": np.zeros(2)}, loss_fn, fc.optim.sgd(0.5), mesh=mesh)
+        >>> print(dp.step(np.ones((4, 2))))
+        1.0
+        >>> print(dp.params["w"])
+        [1. 1.]
     """
 
     @explains_keywords("fc.DataParallel", extends=data_parallel)
@@ -211,13 +227,21 @@ class DataParallel:
 
     @user_frames()
     def step(self, *batch: Any, active: Any = None) -> Any:
-        """Update the parameters by the gradients of a batch; return the loss of all devices, a scalar Array.
+        """Update the parameters by the gradients of a batch.
 
-        Each process passes the rows of its own devices (one process that plays all devices: all rows); an Array of the mesh
-        is taken as it is. `active`: whether this process's rows count, see `data_parallel`; inside
-        `no_sync` nothing is updated, and each device's own loss is returned.
+        Inside `no_sync` nothing is updated, and each device's own loss is returned.
 
-        Raises: NonFiniteGradientError that names the parameters; ShapeError for a batch without rows.
+        Args:
+            *batch: The rows of this process's devices; one process that plays all devices passes all rows. An Array of the mesh
+                is taken as it is.
+            active: Whether this process's rows count, as in `fc.data_parallel`.
+
+        Returns:
+            The loss of all devices, a scalar Array.
+
+        Raises:
+            NonFiniteGradientError: With `check_finite`, if a gradient has NaN or infinity; it names the parameters.
+            ShapeError: If the batch has no rows.
         """
         self._refuse_assigned("step")
         placed = self._placement.place(batch)
@@ -244,15 +268,17 @@ class DataParallel:
         return loss
 
     def skip_if(self, condition: Any) -> bool:
-        """Return True, in all processes, if `condition` is true in any: then all leave a step out together.
+        """Return True in all processes if `condition` is true in any, so that all skip a step together.
+
+        All processes must call it at the same place. A process that skips a step alone would take its next batch into this step
+        of the others, and end before them.
 
             if model.skip_if(not np.isfinite(rows).all()):
                 continue
             model.step(rows)
 
-        condition: a bool, or an array of them, as one process that plays all devices has for each. All processes must call
-        it at the same place. A process that left out a step alone would take its next batch into this step of the others,
-        and end before them.
+        Args:
+            condition: A bool. One process that plays all devices may pass an array with one for each.
         """
         own = bool(np.any(np.asarray(condition)))
         if self.mesh.is_fully_addressable:
@@ -262,7 +288,7 @@ class DataParallel:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """A context in which steps add up gradients without communication; the next step outside uses their sum."""
+        """Return a context in which steps add up gradients without communication; the next step outside uses their sum."""
         before, self._synchronizes = self._synchronizes, False
         try:
             yield
@@ -270,7 +296,7 @@ class DataParallel:
             self._synchronizes = before
 
     def _publish(self) -> None:
-        """Show the values as they are now. The trees are copies, so that an assignment into them reaches nothing else."""
+        """Show the current values. The trees are copies, so an assignment into them changes nothing else."""
         leaves = [self._params[n] if n in self._params else self._frozen[n] for n in self._places]
         self._show("params", leaves, self._tree)
         if self._buffers is not None:
@@ -290,9 +316,10 @@ class DataParallel:
         return optree.tree_leaves(tree)
 
     def _refuse_assigned(self, method: str) -> None:
-        """Raise a TraceError, and show the values again, if parameters or buffers were assigned since they were shown.
+        """Raise a TraceError, and restore the values, if parameters or buffers were assigned since the last step.
 
-        They are not taken over: ranks may have assigned different ones, and the optimizer's state belongs to those of before.
+        Assigned values are not used: ranks may have assigned different ones, and the optimizer's state belongs to the previous
+        ones.
         """
         for name in self._watched:
             leaves, seen = self._reachable(name), self._seen[name]
@@ -316,7 +343,7 @@ class DataParallel:
     def params(self) -> Any:
         """The parameters, in their structure: Arrays that are whole on every device. A step replaces and deletes them.
 
-        `load_state_dict` changes them.
+        Use `load_state_dict` to change them.
         """
         return self._shown["params"]
 
@@ -345,19 +372,20 @@ class DataParallel:
 
     @user_frames()
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Return parameters, buffers, the optimizer's state, the hook's, and the number of steps, by name, as NumPy arrays.
+        """Return parameters, buffers, states of the optimizer and hook, and the number of steps, by name, as NumPy arrays.
 
-        With a comm_hook that has a state all processes must call it: each device's own state is gathered.
+        If a comm_hook has a state, all processes must call it: the states of all devices are gathered.
         """
         self._refuse_assigned("state_dict")
         return {**{n: process_allgather(x) for n, x in self._state_leaves().items()}, "steps": np.array(self.steps)}
 
     @user_frames()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned, in all processes. The state of a comm_hook needs the same number of devices.
+        """Restore what `state_dict` returned, in all processes. The state of a comm_hook needs the same number of devices.
 
-        Raises: CheckpointError that names the first array which is missing, unknown, or of another shape or dtype; nothing
-        is changed then.
+        Raises:
+            CheckpointError: If an array is missing, unknown, or of another shape or dtype; it names the first. Nothing is
+                changed then.
         """
         wanted = {**self._state_leaves(), "steps": np.array(self.steps)}
         for name in [*wanted, *state]:
@@ -388,9 +416,9 @@ class DataParallel:
 
     @user_frames()
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write `state_dict()` to a file of safetensors; rank 0 does, and all processes must call it, and return after it.
+        """Write `state_dict()` to a safetensors file. All processes must call it; rank 0 writes, and all return after it.
 
-        The file replaces another one only when it is complete. Raises: on all ranks what went wrong on rank 0.
+        The file replaces an existing one only when it is complete. An error on rank 0 is raised on all ranks.
         """
         state, error = self.state_dict(), None
         if rank() == 0:
@@ -406,7 +434,12 @@ class DataParallel:
 
     @user_frames()
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Read a file that `save` wrote, in all processes. Raises: OSError, and what `load_state_dict` does."""
+        """Read a file that `save` wrote, in all processes.
+
+        Raises:
+            OSError: If the file cannot be read.
+            CheckpointError: As `load_state_dict`.
+        """
         self.load_state_dict(read_tensors(path))
 
 
@@ -426,12 +459,12 @@ def _names(tree: optree.PyTreeSpec) -> list[str]:
 
 
 def _same(leaves: Sequence[Any], others: Sequence[Any]) -> bool:
-    """True where these are the same objects."""
+    """True if these are the same objects."""
     return len(leaves) == len(others) and all(map(is_, leaves, others))
 
 
 def _chosen(params: Any, trainable: Any) -> Sequence[bool]:
-    """Of each leaf of params whether it is trained."""
+    """For each leaf of params, whether it is trained."""
     try:
         chosen = optree.tree_leaves(optree.tree_broadcast_prefix(trainable, params))
     except ValueError as error:

@@ -36,35 +36,45 @@ def uneven_batches(
     like: Any = None,
     throw_on_early_termination: bool = False,
 ) -> Generator[tuple[Array, Any], None, None]:
-    """Iterate over batches of which devices along `axis` have different numbers, until all have ended.
+    """Iterate over batches until all devices have ended, if devices along `axis` have different numbers of them.
 
-        for active, batch in fc.uneven_batches(loader, mesh=mesh):
-            params, loss = step(params, active, batch)    # in_specs=(P(), P("data"), P("data"))
+    A device without a further batch continues with its last one, and its weight `active` is 0. Weight each example's loss by
+    it. For `fc.data_parallel(loss_fn, reduction="weighted")`, `loss_fn` returns `np.sum(active * losses)` and
+    `np.sum(active * np.ones_like(losses))`. `fc.nn.sync_batch_norm` takes `active` as `weights`.
 
-    Yields `active` and `batch`, Arrays that are split over `axis` in their first dimension. A device without a further batch
-    goes on with its last one, and `active`, float32, is 0 there and 1 where the batch is data. Weight each example's loss
-    by it: for `fc.data_parallel(loss_fn, reduction="weighted")` loss_fn returns `np.sum(active * losses)` and
-    `np.sum(active * np.ones_like(losses))`. `fc.nn.sync_batch_norm` takes it as `weights`. A device's block of it has shape
-    (1,), or with a `batch_size` one number for each row: then batches with fewer rows are filled up with their last row, so
-    that one compiled step fits all.
+    Before each step, one all_gather sends a byte for each device. All processes must stay in the loop until it ends, or leave
+    it at the same step. If one leaves it alone, the others raise in their next collective.
 
     Args:
-        batches: this process's batches, pytrees of blocks as `fc.from_local` takes them; or a function from a position along
-            `axis` to its batches, which also serves a process that plays several devices.
-        mesh, axis: the devices; those at the same position along `axis` must have the same batches.
-        batch_size: the rows of every block, where the last batch may have fewer.
-        like: a batch of real values, with which a device goes on that has not had any.
-        throw_on_early_termination: end for all devices when the first has ended, with an error.
+        batches: This process's batches, pytrees of blocks as `fc.from_local` takes them. A function from a position along
+            `axis` to its batches also serves a process that plays several devices.
+        mesh: The mesh. Devices at the same position along `axis` must have the same batches.
+        axis: The mesh axis, or a tuple of axes, over which batches are split.
+        batch_size: The rows of every block, if the last batch may have fewer. Such a batch is padded with its last row, so one
+            compiled step fits all.
+        like: A batch of real values for devices that have none at all.
+        throw_on_early_termination: True makes all devices raise as soon as the first one ends.
 
-    One all_gather of a byte for each device goes before each step. All processes must stay in the loop until it ends, or
-    leave it at the same step: one that leaves it alone is an error in the others' next collective.
+    Yields:
+        `(active, batch)`, Arrays that are split over `axis` in their first dimension. `active` is float32: 1 if the batch is
+        data, 0 if it is padding. A device's block of it has shape (1,), with `batch_size` one number for each row.
 
-    Raises: UnevenBatchesError, on all processes at the same step, for a device without any batch and without `like`, for
-    devices at one position of which some have ended, and with `throw_on_early_termination`; ShapeError for batches that
-    do not fit `batch_size`.
+    Raises:
+        UnevenBatchesError: On all processes at the same step, if a device has no batch and `like` is missing, if only some
+            devices of one position have ended, or with `throw_on_early_termination`.
+        ShapeError: If a batch does not fit `batch_size`.
 
-    Source: torch.distributed.algorithms.Join, which shadows the collectives of ranks that have ended; here they run the
-    same program.
+    Example:
+        >>> mesh = fc.make_mesh({"data": 2})
+        >>> data = [[np.array([1.0])], [np.array([2.0]), np.array([3.0])]]  # the batches of each device
+        >>> for active, x in fc.uneven_batches(lambda device: data[device], mesh=mesh):
+        ...     print(np.asarray(active), np.asarray(x))
+        [1. 1.] [1. 2.]
+        [0. 1.] [1. 3.]
+
+    References:
+        torch.distributed.algorithms.Join, which shadows the collectives of ranks that have ended. Here they run the same
+        program.
     """
     if not isinstance(mesh, Mesh) or mesh.is_abstract:
         raise MeshError(f"uneven_batches takes a mesh with devices, from fc.make_mesh({{...}}), not {mesh!r:.60}.")
@@ -179,7 +189,7 @@ def _steps(
 
 
 def _exchange(mesh: Mesh) -> Callable[[Sequence[int]], list[int]]:
-    """A function from the states of this process's devices to those of all devices."""
+    """Return a function from the states of this process's devices to those of all devices."""
     if mesh.is_fully_addressable:
         return list
     everywhere = P(mesh.axis_names)
@@ -207,7 +217,7 @@ def _exchange(mesh: Mesh) -> Callable[[Sequence[int]], list[int]]:
 
 
 def _check(states: Sequence[int], along: Sequence[int], step: int, throw: bool, mesh: Mesh, axes: tuple[str, ...]) -> None:
-    """Raise on all processes alike, for the states of all devices, of which one is ACTIVE."""
+    """Raise, on all processes alike, for the states of all devices if one is ACTIVE."""
     kind = "device" if mesh.is_fully_addressable else "rank"
     over = ", ".join(map(repr, axes))
 

@@ -48,9 +48,9 @@ def custom_primitive(
             NumPy functions, so that it can be differentiated again.
         jvp: `jvp(tangents, inputs, output, **params)` returns the tangent of the output from those of the inputs, which are
             None for integers. One of `vjp` and `jvp` is enough for both modes: the other is its transpose.
-        batch: "elementwise" for an operation that broadcasts as NumPy's ufuncs do. A function `batch(values, batched, size,
-            **params)` returns the result for a batch; values with True in `batched` have a first dimension of `size` elements.
-            None computes each element by itself.
+        batch: "elementwise" for an operation that broadcasts as NumPy's ufuncs do. A function
+            `batch(values, batched, size, **params)` returns the result for a batch; values with True in `batched` have a first
+            dimension of `size` elements. None computes each element by itself.
         multiple: True if it has several results. Then `function` and `types` return sequences, and so does `jvp`, with None for
             a zero tangent; `vjp` gets sequences of cotangents (None for zero) and outputs.
 

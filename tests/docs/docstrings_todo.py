@@ -5,7 +5,6 @@ TODO: dict[str, set[str]] = {
     "": {
         "ArrayType",
         "DTypePromotionWarning",
-        "DataParallel",
         "GlobalRandomWarning",
         "P",
         "PlannedError",
@@ -14,7 +13,6 @@ TODO: dict[str, set[str]] = {
         "TracedRankWarning",
         "abstract_mesh",
         "at",
-        "data_parallel",
         "full",
         "init",
         "launch",
@@ -23,17 +21,7 @@ TODO: dict[str, set[str]] = {
         "process_allgather",
         "profile",
         "top_k",
-        "uneven_batches",
         "unique",
-    },
-    "comm_hooks": {
-        "Bucket",
-        "CommHook",
-        "all_reduce",
-        "bfloat16",
-        "float16",
-        "int8",
-        "power_sgd",
     },
     "debug": {
         "breakpoint",

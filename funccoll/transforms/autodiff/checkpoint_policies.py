@@ -1,7 +1,7 @@
 """Policies of `fc.checkpoint`: what the backward pass keeps of the function, besides its arguments.
 
-A policy is a function from an equation of the traced function to True if its results are kept. Pass one as `fc.checkpoint(fn,
-policy=fc.checkpoint_policies.dots)`.
+A policy is a function from an equation of the traced function to True if its results are kept. Pass one as
+`fc.checkpoint(fn, policy=fc.checkpoint_policies.dots)`.
 """
 
 from __future__ import annotations

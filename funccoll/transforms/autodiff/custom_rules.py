@@ -140,8 +140,8 @@ class custom_vjp:
     Args:
         fn: The function of arrays and pytrees of arrays.
         nondiff_argnums: Positions of arguments that are not traced and have no cotangent: functions, strings, numbers that
-            choose. `forward` gets them in their places, and `backward` before all others: `backward(*nondiff, residuals,
-            cotangent)`.
+            choose. `forward` gets them in their places, and `backward` before all others:
+            `backward(*nondiff, residuals, cotangent)`.
 
     Raises:
         PytreeError: If a rule returns another structure than it must.
