@@ -23,7 +23,7 @@ __all__ = ["EmptyState", "ScheduleState", "clip", "clip_by_global_norm", "global
 
 
 class EmptyState(NamedTuple):
-    """The state of a transformation that has none."""
+    """The state of a transformation without state."""
 
     specs_remedy = SPECS_REMEDY
 
@@ -36,10 +36,22 @@ class ScheduleState(NamedTuple):
 
 
 def global_norm(tree: Any, axis: Axes | None = None) -> Any:
-    """The Euclidean norm of all elements of a pytree of real floats, a scalar.
+    """Return the Euclidean norm of all elements of a pytree.
 
-    float64 where a leaf is, else float32. `axis`: mesh axes over which leaves may be split; the squares of a leaf that varies
-    over some of them are summed over those, and a leaf that does not is counted once. None and () name none.
+    Args:
+        tree: A pytree of real floats.
+        axis: The mesh axes over which leaves may be split. The squares of a leaf are summed over those of them that it varies
+            over. A leaf that does not vary is counted once. None and () name no axis.
+
+    Returns:
+        A scalar, float64 if a leaf is, and float32 otherwise.
+
+    Raises:
+        DTypeError: If a leaf does not hold real floats.
+
+    Example:
+        >>> print(fc.optim.global_norm({"w": np.array([3.0, 0.0]), "b": np.array(4.0)}))
+        5.0
     """
     leaves, _ = flatten_floats("global_norm", "tree", tree)
     axes = _axes("global_norm", axis)
@@ -76,7 +88,7 @@ class _ClipByGlobalNorm:
     def _check_norm(self, norm: Any, leaves: Sequence[Any], treedef: optree.PyTreeSpec) -> None:
         """Raise a VaryingError if devices would use different norms by mistake.
 
-        With these they would scale what they have in common, or no axis was given.
+        They would scale a gradient that they have in common by different factors, or you gave no axis for split gradients.
         """
         varying = [value_type(x).varying for x in leaves]
         extra = [value_type(norm).varying - axes for axes in varying]
@@ -94,7 +106,7 @@ class _ClipByGlobalNorm:
         if common is None:
             raise VaryingError(
                 f"{stated}and no axis is named: each device would scale its part by the norm of this part alone. Name the axes "
-                f"over which gradients are split: {named}. Where each device has gradients of its own, write axis=()."
+                f"over which gradients are split: {named}. If each device has gradients of its own, write axis=()."
             )
         raise VaryingError(
             f"{stated}and {path_name('grads', treedef, common)} does not: each device would scale it by another norm. Name "
@@ -106,10 +118,29 @@ class _ClipByGlobalNorm:
 def clip_by_global_norm(max_norm: float, axis: Axes | None = None) -> GradientTransformation:
     """Scale all gradients by `min(1, max_norm / (global_norm + 1e-6))`, as torch's clip_grad_norm_ does.
 
-    `axis` is for gradients that are split over mesh axes, as in `global_norm`; () takes the norm of each device's own.
-    With a norm that is not finite, gradients are not either. Raises VaryingError for gradients that are split where no axis is
-    given, and for those of which some are split over an axis that it does not name, and some not.
+    If the norm is not finite, the scaled gradients are not either.
+
     Source: Pascanu et al., ICML 2013.
+
+    Args:
+        max_norm: The largest norm that is left as it is, more than 0.
+        axis: The mesh axes over which gradients are split, as in `global_norm`. () takes the norm of each device's own
+            gradients.
+
+    Returns:
+        A `GradientTransformation`, to come before an optimizer in `chain`.
+
+    Raises:
+        ShapeError: If `max_norm` is not a positive finite number.
+        VaryingError: In the step, if gradients are split and you give no axis. Also if some gradients are split over an axis
+            that `axis` does not name, and others are not.
+
+    Example:
+        >>> clip = fc.optim.clip_by_global_norm(1.0)
+        >>> grads = np.array([3.0, 4.0])
+        >>> clipped, _ = clip.update(grads, clip.init(grads))
+        >>> print(clipped.round(3))
+        [0.6 0.8]
     """
     if not nonnegative("clip_by_global_norm: max_norm", max_norm):
         raise ShapeError("clip_by_global_norm: max_norm must be more than 0.")
@@ -133,7 +164,22 @@ class _Clip:
 
 @explains_keywords("fc.optim.clip")
 def clip(max_delta: float) -> GradientTransformation:
-    """Limit every element of the gradients to [-max_delta, max_delta]; a NaN stays one."""
+    """Limit every element of the gradients to [-max_delta, max_delta]. A NaN stays one.
+
+    Args:
+        max_delta: A finite number of at least 0.
+
+    Returns:
+        A `GradientTransformation`, to come before an optimizer in `chain`.
+
+    Raises:
+        ShapeError: If `max_delta` is negative or not finite.
+
+    Example:
+        >>> clip = fc.optim.clip(1.0)
+        >>> print(clip.update(np.array([-3.0, 0.5]), clip.init(None))[0])
+        [-1.   0.5]
+    """
     made = _Clip(nonnegative("clip: max_delta", max_delta))
     return GradientTransformation(made.init, made.update)
 
@@ -155,6 +201,23 @@ class _ScaleBySchedule:
 
 
 def scale_by_schedule(schedule: Schedule | float) -> GradientTransformation:
-    """Multiply gradients (or updates) by a schedule's value at each step; a number is a constant schedule."""
+    """Multiply gradients, or updates, by the value of a schedule at each step.
+
+    Args:
+        schedule: A function from the number of steps taken to a scalar. A number is a constant schedule.
+
+    Returns:
+        A `GradientTransformation`, whose state is the number of steps taken.
+
+    Example:
+        >>> halve = fc.optim.scale_by_schedule(fc.optim.exponential_decay(1.0, 1, 0.5))
+        >>> state = halve.init(None)
+        >>> for _ in range(3):
+        ...     scaled, state = halve.update(np.array([8.0]), state)
+        ...     print(scaled, state.count)
+        [8.] 1
+        [4.] 2
+        [2.] 3
+    """
     made = _ScaleBySchedule(schedule if callable(schedule) else float(schedule))
     return GradientTransformation(made.init, made.update)

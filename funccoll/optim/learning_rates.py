@@ -1,6 +1,6 @@
 """Learning rates that depend on the step: functions from the number of steps taken to a factor. The names are optax's.
 
-A schedule takes the step as an integer or an integer scalar, traced or not, and computes in float64; step 0 is the first.
+A schedule takes the step as an integer or an integer scalar, traced or not, and computes in float64. Step 0 is the first.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ __all__ = [
 ]
 
 Schedule = Callable[[Any], Any]
-"""From the number of steps taken before this one to a scalar."""
+"""A function from the number of steps taken before this one to a scalar."""
 
 
 def nonnegative(what: str, value: Any, below: float = math.inf) -> float:
-    """A finite number of at least 0 and less than `below`. Raises ShapeError, a ValueError, for another."""
+    """Return a finite number of at least 0 and less than `below`, as a float. Raises ShapeError, a ValueError, for another."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.floating, np.integer)) or not 0 <= value < below:
         limit = "a finite number" if below == math.inf else f"a number less than {below:g}"
         raise ShapeError(f"{what} must be {limit}, and not negative; it is {value!r:.60}.")
@@ -42,7 +42,7 @@ def nonnegative(what: str, value: Any, below: float = math.inf) -> float:
 
 
 def rate_at(what: str, rate: Any, count: Any) -> Any:
-    """The value of a learning rate (a number, a scalar or a schedule) at a step: a float, or a float64 scalar."""
+    """Return a learning rate (a number, a scalar or a schedule) at a step, as a float or a float64 scalar."""
     if isinstance(rate, float):
         return rate
     value = rate(count) if callable(rate) else rate
@@ -66,13 +66,38 @@ def _real(count: Any) -> Any:
 
 
 def constant_schedule(value: float) -> Schedule:
-    """`value` at every step."""
+    """Return a schedule that is `value` at every step.
+
+    Args:
+        value: A finite number of at least 0.
+
+    Returns:
+        A function from the step to the value.
+
+    Example:
+        >>> print(fc.optim.constant_schedule(0.1)(7))
+        0.1
+    """
     value = nonnegative("constant_schedule: value", value)
     return lambda count: value
 
 
 def linear_schedule(init_value: float, end_value: float, transition_steps: int) -> Schedule:
-    """From `init_value` at step 0 in a line to `end_value` at step `transition_steps`, and that from then on."""
+    """Return a schedule that goes from one value to another in a line.
+
+    Args:
+        init_value: The value at step 0, at least 0.
+        end_value: The value at step `transition_steps`, and from then on.
+        transition_steps: The number of steps, at least 1.
+
+    Returns:
+        A function from the step to a float64 scalar.
+
+    Example:
+        >>> schedule = fc.optim.linear_schedule(0.0, 1.0, 4)
+        >>> print([float(schedule(step)) for step in range(6)])
+        [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
+    """
     start = nonnegative("linear_schedule: init_value", init_value)
     end = nonnegative("linear_schedule: end_value", end_value)
     steps = _steps("linear_schedule: transition_steps", transition_steps)
@@ -80,9 +105,22 @@ def linear_schedule(init_value: float, end_value: float, transition_steps: int) 
 
 
 def cosine_decay_schedule(init_value: float, decay_steps: int, alpha: float = 0.0) -> Schedule:
-    """From `init_value` along half a cosine to `alpha * init_value` at step `decay_steps`, and that from then on.
+    """Return a schedule that decays along half a cosine.
 
-    Source: Loshchilov & Hutter, "SGDR", ICLR 2017.
+    Source: Loshchilov and Hutter, "SGDR", ICLR 2017.
+
+    Args:
+        init_value: The value at step 0, at least 0.
+        decay_steps: The number of steps, at least 1.
+        alpha: The value at step `decay_steps`, and from then on, is `alpha * init_value`.
+
+    Returns:
+        A function from the step to a float64 scalar.
+
+    Example:
+        >>> schedule = fc.optim.cosine_decay_schedule(1.0, 4)
+        >>> print([round(float(schedule(step)), 3) for step in range(5)])
+        [1.0, 0.854, 0.5, 0.146, 0.0]
     """
     start = nonnegative("cosine_decay_schedule: init_value", init_value)
     steps = _steps("cosine_decay_schedule: decay_steps", decay_steps)
@@ -98,9 +136,27 @@ def cosine_decay_schedule(init_value: float, decay_steps: int, alpha: float = 0.
 def warmup_cosine_decay_schedule(
     init_value: float, peak_value: float, warmup_steps: int, decay_steps: int, end_value: float = 0.0
 ) -> Schedule:
-    """A line from `init_value` to `peak_value` in `warmup_steps`, then half a cosine to `end_value` at step `decay_steps`.
+    """Return a schedule that rises in a line, and then decays along half a cosine.
 
-    `decay_steps` counts from step 0, and is more than `warmup_steps`.
+    Source: Loshchilov and Hutter, "SGDR", ICLR 2017, for the decay.
+
+    Args:
+        init_value: The value at step 0, at least 0.
+        peak_value: The value at step `warmup_steps`.
+        warmup_steps: The number of steps of the rise, at least 1.
+        decay_steps: The step at which the decay ends. It counts from step 0, so it is more than `warmup_steps`.
+        end_value: The value at step `decay_steps`, and from then on.
+
+    Returns:
+        A function from the step to a float64 scalar.
+
+    Raises:
+        ShapeError: If a number is out of range.
+
+    Example:
+        >>> schedule = fc.optim.warmup_cosine_decay_schedule(0.0, 1.0, 2, 6)
+        >>> print([round(float(schedule(step)), 3) for step in range(7)])
+        [0.0, 0.5, 1.0, 0.854, 0.5, 0.146, 0.0]
     """
     name = "warmup_cosine_decay_schedule"
     warmup, total = _steps(f"{name}: warmup_steps", warmup_steps), _steps(f"{name}: decay_steps", decay_steps)
@@ -115,9 +171,22 @@ def warmup_cosine_decay_schedule(
 def exponential_decay(
     init_value: float, transition_steps: int, decay_rate: float, *, staircase: bool = False, end_value: float | None = None
 ) -> Schedule:
-    """`init_value * decay_rate ** (step / transition_steps)`; with `staircase` of the whole quotient alone.
+    """Return the schedule `init_value * decay_rate ** (step / transition_steps)`.
 
-    `end_value` limits it: from below for a rate less than 1, from above for one that is more.
+    Args:
+        init_value: The value at step 0, at least 0.
+        transition_steps: The number of steps in which the value changes by one factor `decay_rate`.
+        decay_rate: The factor, at least 0.
+        staircase: True takes the quotient's integer part, so the value changes every `transition_steps` steps.
+        end_value: A limit: the least value if `decay_rate` is less than 1, and the greatest otherwise. None sets no limit.
+
+    Returns:
+        A function from the step to a float64 scalar.
+
+    Example:
+        >>> schedule = fc.optim.exponential_decay(1.0, 2, 0.5)
+        >>> print([round(float(schedule(step)), 3) for step in range(5)])
+        [1.0, 0.707, 0.5, 0.354, 0.25]
     """
     start = nonnegative("exponential_decay: init_value", init_value)
     steps = _steps("exponential_decay: transition_steps", transition_steps)
@@ -135,7 +204,20 @@ def exponential_decay(
 
 
 def piecewise_constant_schedule(init_value: float, boundaries_and_scales: Mapping[int, float]) -> Schedule:
-    """`init_value`, times the scale of each boundary that the step has reached."""
+    """Return a schedule that is multiplied by a scale at each boundary.
+
+    Args:
+        init_value: The value at step 0, at least 0.
+        boundaries_and_scales: From each boundary, a step, to the scale of the value from that step on.
+
+    Returns:
+        A function from the step to a scalar.
+
+    Example:
+        >>> schedule = fc.optim.piecewise_constant_schedule(1.0, {2: 0.5, 4: 0.1})
+        >>> print([round(float(schedule(step)), 3) for step in range(6)])
+        [1.0, 1.0, 0.5, 0.5, 0.05, 0.05]
+    """
     start = nonnegative("piecewise_constant_schedule: init_value", init_value)
     scales = [
         (_steps("piecewise_constant_schedule: a boundary", step), nonnegative("piecewise_constant_schedule: a scale", scale))
@@ -152,7 +234,25 @@ def piecewise_constant_schedule(init_value: float, boundaries_and_scales: Mappin
 
 
 def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
-    """Schedules one after another: each begins, at its own step 0, at the boundary before it."""
+    """Return schedules one after another.
+
+    Args:
+        schedules: Functions from a step to a scalar, one more than boundaries.
+        boundaries: The increasing steps at which the next schedule begins, at its own step 0.
+
+    Returns:
+        A function from the step to a scalar.
+
+    Raises:
+        TraceError: If the numbers of schedules and boundaries do not fit.
+        ShapeError: If the boundaries do not increase.
+
+    Example:
+        >>> warmup, rest = fc.optim.linear_schedule(0.0, 1.0, 2), fc.optim.constant_schedule(0.5)
+        >>> schedule = fc.optim.join_schedules([warmup, rest], [2])
+        >>> print([float(schedule(step)) for step in range(4)])
+        [0.0, 0.5, 0.5, 0.5]
+    """
     if len(schedules) != len(boundaries) + 1 or not all(map(callable, schedules)):
         raise TraceError(
             f"join_schedules: {len(schedules)} schedule(s) for {len(boundaries)} boundaries: it takes functions of the step, "

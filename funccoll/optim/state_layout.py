@@ -20,12 +20,18 @@ _PROBES = 4
 
 
 def _shape(rank: int, kind: int, probe: int) -> tuple[int, ...]:
-    """The shape of parameters of one spec in a probe: no other spec's, and every extent differs from those of other probes."""
+    """Return the shape, in a probe, of parameters with one spec.
+
+    No other spec's parameters have it, and every extent differs from those of other probes.
+    """
     return tuple(2 + (dim + probe) % _PROBES if dim else 11 + _PROBES * kind + probe for dim in range(rank))
 
 
 def _told(states: Sequence[Sequence[Any]], shapes: Sequence[Sequence[tuple[int, ...]]], kinds: Sequence[Any]) -> Any:
-    """The spec of one leaf of the state, from its shape and those of the parameters in each probe; None where they say none."""
+    """Return the spec of one leaf of the state, found by comparing its shapes with those of the parameters in each probe.
+
+    None means that no parameter fits.
+    """
     found = [np.shape(leaf) for leaf in states]
     if all(shape == found[0] for shape in found):
         return P()
@@ -33,33 +39,38 @@ def _told(states: Sequence[Sequence[Any]], shapes: Sequence[Sequence[tuple[int, 
 
 
 def state_specs(optimizer: GradientTransformation, param_specs: Any) -> Any:
-    """The specs of `optimizer.init(params)`, from those of the parameters: a pytree of `P`s for in_specs and out_specs.
+    """Return the specs of `optimizer.init(params)`, for in_specs and out_specs.
 
-        specs = {"w": P(None, "model"), "b": P("model")}
-        state_specs = fc.optim.state_specs(optimizer, specs)
-        @fc.jit(mesh=mesh, in_specs=(specs, state_specs, P("data")), out_specs=(specs, state_specs, P()))
-
-    A leaf that is like a parameter has its spec, and one whose shape no parameter changes, such as the number of steps,
-    has `P()`. So it serves transformations of your own as well: `init` is called with small arrays in the place of parameters.
+    A leaf that is like a parameter gets its spec. A leaf whose shape no parameter changes, such as the number of steps, gets
+    `P()`. `init` is called with small arrays in place of parameters, so it also works for your own transformations.
 
     Args:
-        optimizer: from `adam`, `sgd`, `chain`, ..., or any pair of functions (init, update).
-        param_specs: a pytree of `P`s like the parameters, or a prefix of one, as in_specs take it; the result then is a prefix
-            of the state's. None is `P()`, and `fc.AUTO` stays what it is.
+        optimizer: A transformation from `adam`, `sgd`, `chain`, ..., or any pair of functions (init, update).
+        param_specs: A pytree like the parameters with a `P` for each, or a prefix of one, as in_specs take it. For a prefix
+            the result is a prefix of the state's specs. None is `P()`, and `fc.AUTO` stays what it is.
 
-    Raises: PytreeError for a leaf of the state that is neither, unless all parameters are whole; ShardingError for what is not
-    a spec.
+    Returns:
+        A pytree like the state, with a `P` for each leaf.
+
+    Raises:
+        PytreeError: If a leaf of the state is neither like a parameter nor of one shape, unless all parameters are whole.
+        ShardingError: If `param_specs` holds something other than specs.
+
+    Example:
+        >>> specs = {"w": P(None, "model"), "b": P("model")}
+        >>> print(fc.optim.state_specs(fc.optim.sgd(0.1, momentum=0.9), specs))
+        SgdState(count=P(), trace={'w': P(None, 'model'), 'b': P('model')})
     """
     require_pair(optimizer, "state_specs")
     specs, treedef = flatten_specs(param_specs, "state_specs: param_specs")
     kinds = list(dict.fromkeys(specs))
     made, failure = [], None
-    for probe in range(_PROBES):  # parameters may have more dimensions than their spec names
+    for probe in range(_PROBES):  # a parameter may have more dimensions than its spec
         shapes = [_shape((0 if kind is AUTO else len(kind)) + probe, i, probe) for i, kind in enumerate(kinds)]
         params = treedef.unflatten([np.ones(shapes[kinds.index(spec)], np.float32) for spec in specs])
         try:
             made.append((shapes, *optree.tree_flatten(optimizer.init(params))))
-        except Exception as error:  # it may take no scalars, or no vectors
+        except Exception as error:  # init may not take scalars, or vectors
             failure = error
     whole = all(kind is not AUTO and not kind.axes for kind in kinds)
     if len(made) < 2:
@@ -73,8 +84,8 @@ def state_specs(optimizer: GradientTransformation, param_specs: Any) -> Any:
         if whole:
             return P()
         raise PytreeError(
-            "state_specs: the structure of the optimizer's state depends on the shapes of the parameters, which their specs do "
-            "not have. Write the specs of this state by hand, one P for each leaf of optimizer.init(params)."
+            "state_specs: the structure of the optimizer's state depends on the shapes of the parameters, and their specs do "
+            "not have shapes. Write the specs of this state by hand, one P for each leaf of optimizer.init(params)."
         )
     tree, result = trees[0], []
     for i, leaves in enumerate(zip(*(leaves for _, leaves, _ in made), strict=True)):

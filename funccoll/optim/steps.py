@@ -1,7 +1,7 @@
 """Optimizers: stochastic gradient descent, Adam, AdamW, with torch's definitions and defaults.
 
-Moments have their parameter's dtype. A step is computed in float64 for float64, and in float32 for every other dtype, and
-rounded once when it is stored, as torch's `fused=True` does; the scalars of a step (learning rate, bias corrections) are
+Moments have their parameter's dtype. A step is computed in float64 for float64, and in float32 for every other dtype. It is
+rounded once when it is stored, as torch's `fused=True` does. The scalars of a step (learning rate, bias corrections) are
 computed in float64 and rounded once.
 """
 
@@ -29,11 +29,16 @@ from .tree_utils import SPECS_REMEDY, check_floats, flatten_floats, flatten_like
 __all__ = ["AdamState", "SgdState", "adam", "adamw", "sgd"]
 
 Rate = float | Schedule | Any
-"""A number, a schedule, or a scalar array, which may be traced."""
+"""A number, a schedule, or a scalar array, traced or not."""
 
 
 class SgdState(NamedTuple):
-    """The number of steps taken (an int32 scalar), and the momentum of each parameter, or None without momentum."""
+    """The state of `sgd`.
+
+    Args:
+        count: The number of steps taken, an int32 scalar.
+        trace: The momentum of each parameter, a pytree like the parameters, or None without momentum.
+    """
 
     count: Any
     trace: Any
@@ -41,7 +46,14 @@ class SgdState(NamedTuple):
 
 
 class AdamState(NamedTuple):
-    """The number of steps taken (an int32 scalar), and like the parameters the moments; `nu_max` is None without amsgrad."""
+    """The state of `adam` and `adamw`.
+
+    Args:
+        count: The number of steps taken, an int32 scalar.
+        mu: The first moments, a pytree like the parameters.
+        nu: The second moments, a pytree like the parameters.
+        nu_max: The largest second moments so far, or None without amsgrad.
+    """
 
     count: Any
     mu: Any
@@ -51,14 +63,14 @@ class AdamState(NamedTuple):
 
 
 def _zeros_like(x: Any) -> Any:
-    """Zeros of a parameter's shape and dtype; of an Array, placed as it is."""
+    """Return zeros of a parameter's shape and dtype. For an Array they are placed as it is."""
     zeros = np.zeros(x.shape, x.dtype)
     return device_put(zeros, x.sharding) if type(x) is Array else zeros
 
 
 @dataclass(frozen=True)
 class _Optimizer(Fusable):
-    """A rule of `primitives.optimizers` with the state around it."""
+    """A rule of `primitives.optimizers`, and the state around it."""
 
     name: str
     rule: str
@@ -69,7 +81,7 @@ class _Optimizer(Fusable):
 
     def init(self, params: Any) -> Any:
         found, treedef = optree.tree_flatten(params)
-        # Not the values of an Array: a process may hold a part of them.
+        # Do not read an Array's values: a process may hold only a part of them.
         leaves = [x if type(x) is Array else as_traceable(x) for x in found]
         check_floats(self.name, "params", leaves, treedef)
         moments = [treedef.unflatten(map(_zeros_like, leaves)) for _ in range(RULES[self.rule].moments)]
@@ -80,7 +92,7 @@ class _Optimizer(Fusable):
         return self.state(count, *moments, *absent)
 
     def _operands(self, grads: Any, state: Any, params: Any) -> tuple[list[list[Any]], Any, Any, Sequence[Any]]:
-        """Leaves of parameters, moments and gradients, their structure, the next count, and the rule's scalars."""
+        """Return the leaves of parameters, moments and gradients, their structure, the next count, and the rule's scalars."""
         check_state(self.name, state, self.state)
         count = as_traceable(state.count)
         kind = value_type(count)
@@ -146,15 +158,33 @@ def _rate(what: str, rate: Rate) -> Rate:
 def sgd(
     learning_rate: Rate, momentum: float = 0.0, *, dampening: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0
 ) -> GradientTransformation:
-    """Stochastic gradient descent, as torch.optim.SGD.
+    """Make stochastic gradient descent, as torch.optim.SGD.
 
-    With momentum, `m = momentum * m + (1 - dampening) * g` (undamped in the first step), and the step is `-learning_rate * m`,
-    with `nesterov` `-learning_rate * (g + momentum * m)`. `weight_decay` times the parameter is added to the gradient.
-
-    Args:
-        learning_rate: a number of at least 0, a scalar array, or a schedule: a function of the number of steps taken.
+    With momentum, `m = momentum * m + (1 - dampening) * g`, without dampening in the first step. The update is
+    `-learning_rate * m`, or `-learning_rate * (g + momentum * m)` with `nesterov`. Without momentum it is
+    `-learning_rate * g`.
 
     Source: Sutskever et al., ICML 2013, for momentum.
+
+    Args:
+        learning_rate: A number of at least 0, a scalar array, or a schedule: a function of the number of steps taken.
+        momentum: The factor of the last step's momentum, at least 0.
+        dampening: The damping of gradients in the momentum.
+        nesterov: True for Nesterov's momentum. It needs a momentum, and no dampening.
+        weight_decay: `weight_decay` times the parameter is added to its gradient.
+
+    Returns:
+        A `GradientTransformation` with the state `SgdState`.
+
+    Raises:
+        ShapeError: If a number is out of range.
+
+    Example:
+        >>> optimizer = fc.optim.sgd(0.1, momentum=0.9)
+        >>> params = np.ones(2)
+        >>> params, state = fc.optim.apply(optimizer, np.full(2, 2.0), optimizer.init(params), params)
+        >>> print(params, state)
+        [0.8 0.8] SgdState(count=np.int32(1), trace=array([2., 2.]))
     """
     name = "sgd"
     learning_rate, momentum = _rate(name, learning_rate), nonnegative("sgd: momentum", momentum)
@@ -201,12 +231,32 @@ def adam(
     weight_decay: float = 0.0,
     amsgrad: bool = False,
 ) -> GradientTransformation:
-    """Adam, as torch.optim.Adam: `-learning_rate * mu_hat / (sqrt(nu_hat) + eps)`, with bias-corrected moments.
+    """Make Adam, as torch.optim.Adam. The update is `-learning_rate * mu_hat / (sqrt(nu_hat) + eps)`.
 
-    `weight_decay` times the parameter is added to the gradient; for decoupled decay see `adamw`. `amsgrad` divides by the
-    largest second moment so far (Reddi et al., ICLR 2018). `learning_rate` as in `sgd`.
+    mu_hat and nu_hat are the moments with their bias corrected. For decoupled weight decay see `adamw`.
 
-    Source: Kingma & Ba, ICLR 2015.
+    Sources: Kingma and Ba, ICLR 2015; for amsgrad Reddi et al., ICLR 2018.
+
+    Args:
+        learning_rate: A number of at least 0, a scalar array, or a schedule: a function of the number of steps taken.
+        b1: The decay of the first moment, less than 1.
+        b2: The decay of the second moment, less than 1.
+        eps: The number added to the square root.
+        weight_decay: `weight_decay` times the parameter is added to its gradient.
+        amsgrad: True divides by the largest second moment so far.
+
+    Returns:
+        A `GradientTransformation` with the state `AdamState`.
+
+    Raises:
+        ShapeError: If a number is out of range.
+
+    Example:
+        >>> optimizer = fc.optim.adam(0.1)
+        >>> params = np.ones(2)
+        >>> params, state = fc.optim.apply(optimizer, np.array([2.0, -3.0]), optimizer.init(params), params)
+        >>> print(params.round(4))
+        [0.9 1.1]
     """
     return _adam("adam", learning_rate, b1, b2, eps, COUPLED, weight_decay, amsgrad)
 
@@ -221,8 +271,31 @@ def adamw(
     weight_decay: float = 1e-2,
     amsgrad: bool = False,
 ) -> GradientTransformation:
-    """Adam with decoupled weight decay, as torch.optim.AdamW: a step also subtracts `learning_rate * weight_decay * params`.
+    """Make Adam with decoupled weight decay, as torch.optim.AdamW.
 
-    `learning_rate` as in `sgd`. Source: Loshchilov & Hutter, ICLR 2019.
+    A step also subtracts `learning_rate * weight_decay * params`.
+
+    Source: Loshchilov and Hutter, ICLR 2019.
+
+    Args:
+        learning_rate: A number of at least 0, a scalar array, or a schedule: a function of the number of steps taken.
+        b1: The decay of the first moment, less than 1.
+        b2: The decay of the second moment, less than 1.
+        eps: The number added to the square root.
+        weight_decay: The factor of the decay, at least 0.
+        amsgrad: True divides by the largest second moment so far, as in `adam`.
+
+    Returns:
+        A `GradientTransformation` with the state `AdamState`.
+
+    Raises:
+        ShapeError: If a number is out of range.
+
+    Example:
+        >>> optimizer = fc.optim.adamw(0.1)
+        >>> params = np.ones(2)
+        >>> params, state = fc.optim.apply(optimizer, np.array([2.0, -3.0]), optimizer.init(params), params)
+        >>> print(params.round(4))
+        [0.899 1.099]
     """
     return _adam("adamw", learning_rate, b1, b2, eps, DECOUPLED, weight_decay, amsgrad)

@@ -16,10 +16,23 @@ __all__ = ["Fusable", "GradientTransformation", "apply", "apply_updates", "chain
 
 
 class GradientTransformation(NamedTuple):
-    """A pair of pure functions.
+    """A pair of pure functions that turn gradients into updates.
 
-    `init(params) -> state` and `update(grads, state, params=None) -> (updates, state)`, where updates are added to the
-    parameters (`apply_updates`). Any pair of that shape may be chained and applied. Source: optax.
+    You can chain and apply any pair of this shape, also your own.
+
+    Source: optax.
+
+    Args:
+        init: A function from parameters to a state, `init(params) -> state`.
+        update: A function `update(grads, state, params=None) -> (updates, state)`. `apply_updates` adds the updates to the
+            parameters.
+
+    Example:
+        >>> optimizer = fc.optim.sgd(0.1)
+        >>> params = {"w": np.ones(2)}
+        >>> updates, state = optimizer.update({"w": np.full(2, 3.0)}, optimizer.init(params), params)
+        >>> print(updates["w"], state.count)
+        [-0.3 -0.3] 1
     """
 
     init: Callable[[Any], Any]
@@ -27,7 +40,7 @@ class GradientTransformation(NamedTuple):
 
 
 class Fusable(abc.ABC):
-    """A transformation whose step `apply` takes in one fused loop: `update` is a method of it."""
+    """A transformation with a step in one fused loop, which `apply` takes. Its `update` is a method of it."""
 
     @abc.abstractmethod
     def init(self, params: Any) -> Any:
@@ -39,7 +52,7 @@ class Fusable(abc.ABC):
 
     @abc.abstractmethod
     def apply(self, grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
-        """The new parameters and the new state."""
+        """Return the new parameters and the new state."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +90,25 @@ class _Chain(Fusable):
 
 
 def chain(*transformations: GradientTransformation) -> GradientTransformation:
-    """Transformations in a row, each of what the one before returned: `chain(clip_by_global_norm(1.0), adam(1e-3))`.
+    """Chain transformations: each takes what the one before returned.
 
-    Its state is the tuple of theirs. `apply` takes the last one's step in the fused loop.
+    `apply` takes the last one's step in a fused loop.
+
+    Args:
+        *transformations: One or more transformations, such as clipping and then an optimizer.
+
+    Returns:
+        A `GradientTransformation`, whose state is the tuple of their states.
+
+    Raises:
+        TraceError: If you pass none, or something that is not a pair of functions.
+
+    Example:
+        >>> optimizer = fc.optim.chain(fc.optim.clip_by_global_norm(1.0), fc.optim.sgd(0.5))
+        >>> params, grads = np.zeros(2), np.array([3.0, 4.0])
+        >>> params, state = fc.optim.apply(optimizer, grads, optimizer.init(params), params)
+        >>> print(params.round(3))
+        [-0.3 -0.4]
     """
     if not transformations:
         raise TraceError("chain takes one or more transformations.")
@@ -90,10 +119,24 @@ def chain(*transformations: GradientTransformation) -> GradientTransformation:
 
 
 def apply_updates(params: Any, updates: Any) -> Any:
-    """`params + updates`, each leaf in its parameter's dtype.
+    """Return `params + updates`, each leaf in its parameter's dtype.
 
-    The sum is computed in float64 for float64 and in float32 for every other dtype: updates of 16-bit parameters are float32.
-    Raises PytreeError and ShapeError where the two trees differ.
+    The sum is computed in float64 for float64, and in float32 for every other dtype. Updates of 16-bit parameters are float32.
+
+    Args:
+        params: A pytree of real floats.
+        updates: A pytree like `params`, as `update` of an optimizer returns it.
+
+    Returns:
+        The new parameters.
+
+    Raises:
+        PytreeError: If the structures of the two trees differ.
+        ShapeError: If the shapes of two leaves differ.
+
+    Example:
+        >>> print(fc.optim.apply_updates({"w": np.ones(2)}, {"w": np.array([-0.5, 0.5])})["w"])
+        [0.5 1.5]
     """
     leaves, treedef = flatten_floats("apply_updates", "params", params)
     found, _ = flatten_floats("apply_updates", "updates", updates)
@@ -104,22 +147,40 @@ def apply_updates(params: Any, updates: Any) -> Any:
 
 
 def apply(optimizer: GradientTransformation, grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
-    """One step: `(params, state)` of the given gradients.
+    """Take one step with the given gradients.
 
-    The same values, bit by bit, as `updates, state = optimizer.update(grads, state, params)` and
-    `apply_updates(params, updates)`. Of sgd, adam and adamw, alone or last in a chain, it is one primitive for all leaves of
-    one dtype that vary over the same axes: a native loop, compiled once and kept on disk, that reads and writes every element
-    once. Inside `fc.jit` it writes into the memory of parameters and moments that nothing else reads: of intermediate
-    results, and of arguments that are donated (`donate_argnums`) as Arrays. On GPUs it is CuPy's operations one by one.
+    The values are the same, bit by bit, as those of `updates, state = optimizer.update(grads, state, params)` and
+    `apply_updates(params, updates)`. For sgd, adam and adamw, alone or last in a chain, the step is a native loop. It reads
+    and writes every element once. There is one such loop for all leaves of one dtype that vary over the same axes. It is
+    compiled once and kept on disk. On GPUs it is CuPy's operations one by one.
+
+    Inside `fc.jit` the loop writes into the memory of parameters and moments that nothing else reads. These are intermediate
+    results, and arguments that you donate (`donate_argnums`) as Arrays.
 
     Args:
-        optimizer: from `adam`, `sgd`, `chain`, ...; of any other pair, `update` and `apply_updates` are called.
-        grads: a pytree like `params`, of their shapes and dtypes; varying over the axes of their parameters, if not constants.
-        state: from `optimizer.init(params)`, or from the last step.
-        params: a pytree of real floats.
+        optimizer: A transformation from `adam`, `sgd`, `chain`, .... For any other pair, `update` and `apply_updates` are
+            called.
+        grads: A pytree like `params`, of the same shapes and dtypes. Each gradient varies over the axes of its parameter,
+            unless it is a constant.
+        state: The state from `optimizer.init(params)`, or from the last step.
+        params: A pytree of real floats.
 
-    Raises: PytreeError, ShapeError, DTypeError and VaryingError, naming the place in the tree; UnsupportedError when it is
-    differentiated.
+    Returns:
+        The new parameters and the new state, as a tuple.
+
+    Raises:
+        PytreeError: If the structures of the trees differ. Every error names the place in the tree.
+        ShapeError: If the shapes of two leaves differ.
+        DTypeError: If dtypes differ, or a parameter does not hold real floats.
+        VaryingError: If a gradient varies over other axes than its parameter.
+        UnsupportedError: If the step is differentiated.
+
+    Example:
+        >>> optimizer = fc.optim.sgd(0.1)
+        >>> params = {"w": np.ones(2)}
+        >>> params, state = fc.optim.apply(optimizer, {"w": np.full(2, 3.0)}, optimizer.init(params), params)
+        >>> print(params["w"], state.count)
+        [0.7 0.7] 1
     """
     require_pair(optimizer, "apply")
     owner = getattr(optimizer.update, "__self__", None)
@@ -134,7 +195,7 @@ def _restored(tree: Any, leaves: Any) -> Any:
 
 
 def require_pair(optimizer: Any, what: str) -> None:
-    """Raise a TraceError for what is not a pair of functions (init, update)."""
+    """Raise a TraceError if `optimizer` is not a pair of functions (init, update)."""
     if not callable(getattr(optimizer, "init", None)) or not callable(getattr(optimizer, "update", None)):
         raise TraceError(
             f"{what} takes a pair of functions (init, update), such as fc.optim.adam(1e-3), not {optimizer!r:.60}."
@@ -142,9 +203,9 @@ def require_pair(optimizer: Any, what: str) -> None:
 
 
 def check_state(what: str, state: Any, kind: type) -> None:
-    """Raise a PytreeError for a state that is not of the class that an optimizer's init returns."""
+    """Raise a PytreeError if a state is not of the class that an optimizer's init returns."""
     if type(state) is not kind:
         raise PytreeError(
             f"{what}: its state is {kind.__name__}, and {type(state).__name__} was given. Pass what its init or its last step "
-            "returned; another optimizer's state says nothing to it."
+            "returned, not another optimizer's state."
         )

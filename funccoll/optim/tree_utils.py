@@ -1,4 +1,4 @@
-"""Leaves of parameters, and of the trees that must look like them; errors name the place in the tree."""
+"""Leaves of parameters, and of the trees that must look like them. Errors name the place in the tree."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ from ..tracing.trace import value_type
 __all__ = ["SPECS_REMEDY", "check_floats", "flatten_floats", "flatten_like", "widen"]
 
 SPECS_REMEDY = "An optimizer's state has the specs fc.optim.state_specs(optimizer, param_specs), in in_specs and out_specs."
-"""For errors about specs that do not fit a state; its classes have it as `specs_remedy`."""
+"""The remedy in errors about specs that do not fit a state. State classes have it as `specs_remedy`."""
 
 
 def flatten_floats(what: str, name: str, tree: Any) -> tuple[list[Any], optree.PyTreeSpec]:
-    """Leaves, as arrays, and structure of a tree of real floats, `name` in errors. Raises DTypeError for another leaf."""
+    """Return the leaves, as arrays, and the structure of a tree of real floats. Errors call the tree `name`.
+
+    Raises DTypeError for a leaf that does not hold real floats.
+    """
     found, treedef = optree.tree_flatten(tree)
     leaves = [as_traceable(x) for x in found]
     check_floats(what, name, leaves, treedef)
@@ -32,7 +35,7 @@ def flatten_floats(what: str, name: str, tree: Any) -> tuple[list[Any], optree.P
 
 
 def check_floats(what: str, name: str, leaves: Sequence[Any], treedef: optree.PyTreeSpec) -> None:
-    """Raise a DTypeError, naming the place, for a leaf that is not of real floats. It reads their dtypes alone."""
+    """Raise a DTypeError that names the place of a leaf without real floats. It reads only the leaves' dtypes."""
     for i, leaf in enumerate(leaves):
         if not is_inexact(leaf.dtype) or leaf.dtype.kind == "c":
             remedy = (
@@ -49,9 +52,9 @@ def check_floats(what: str, name: str, leaves: Sequence[Any], treedef: optree.Py
 def flatten_like(
     what: str, name: str, tree: Any, params: Sequence[Any], treedef: optree.PyTreeSpec, reference: str = "params"
 ) -> list[Any]:
-    """Leaves of a tree with the structure, shapes and dtypes of the parameters, varying over the same axes.
+    """Return the leaves of a tree with the structure, shapes and dtypes of the parameters, varying over the same axes.
 
-    Constants, and states, may vary over fewer: zeros of a split parameter are equal everywhere.
+    Constants and states may vary over fewer axes: zeros of a split parameter are equal everywhere.
 
     Raises: PytreeError, ShapeError, DTypeError, VaryingError; each names the first place that differs.
     """
@@ -92,18 +95,18 @@ def flatten_like(
 
 
 def _conversion(place: str, found: np.dtype, wanted: np.dtype) -> str:
-    """The remedy where a leaf has another dtype than its parameter: float64 has often come into the parameters unseen."""
+    """Return the remedy if a leaf and its parameter differ in dtype. Often float64 has come into the parameters unnoticed."""
     leaf, parameter = (f".astype({'fc' if dtype == bfloat16 else 'np'}.{dtype})" for dtype in (wanted, found))
     if wanted != np.float64:
         return f"Convert it: {leaf}."
     return (
-        f"Convert the parameters, {parameter}, if float64 came into them unmeant (np.array of a list makes it), or else "
+        f"Convert the parameters, {parameter}, if they are float64 by mistake (np.array of a list makes it), or else "
         f"{place}, {leaf}."
     )
 
 
 def _remedy_of_state(name: str) -> str:
-    """The remedy where a part of a state does not fit its parameter; nothing for other trees."""
+    """Return the remedy if a part of a state does not fit its parameter. Other trees get no remedy."""
     if not name.startswith("state."):
         return ""
     remedy = SPECS_REMEDY if current_interpreter().axis_sizes else "Pass the state that init(params) made of these parameters."
@@ -111,5 +114,5 @@ def _remedy_of_state(name: str) -> str:
 
 
 def widen(x: Any) -> Any:
-    """A leaf in the dtype in which its step is computed."""
+    """Return a leaf in the dtype in which its step is computed."""
     return x.astype(wide_dtype(x.dtype), copy=False)

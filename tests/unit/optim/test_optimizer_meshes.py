@@ -187,7 +187,7 @@ def test_a_norm_of_gradients_that_are_all_split_names_its_axes(mesh):
         clipped(None, specs, mesh)(grads)
     assert str(error.value).startswith(
         "clip_by_global_norm: grads['v'] varies over 'model', and no axis is named: each device would scale its part by the "
-        "norm of this part alone. Name the axes over which gradients are split: clip_by_global_norm(1, axis='model'). Where "
+        "norm of this part alone. Name the axes over which gradients are split: clip_by_global_norm(1, axis='model'). If "
         "each device has gradients of its own, write axis=().\n"
     )
     np.testing.assert_allclose(clipped("model", specs, mesh)(grads)["w"], np.full((2, 4), 0.25), rtol=1e-5)
