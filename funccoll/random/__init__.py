@@ -7,8 +7,8 @@ It imports `ops`, and `transforms` for the gradients of draws.
     x = fc.random.normal(first, (4, 8))
     mine = fc.random.fold_in(key, fc.axis_index("data"))     # different on each device, inside a traced function
 
-A key (uint64, shape (2,)) is used once; split it or fold numbers into it for more. Source: Philox4x64-10
-(Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), NumPy's implementation.
+Use a key (uint64, shape (2,)) once. For more draws, split it or fold numbers into it. Source: Philox4x64-10 (Salmon et al.,
+"Parallel random numbers: as easy as 1, 2, 3", SC 2011), NumPy's implementation.
 """
 
 from typing import TYPE_CHECKING
@@ -48,9 +48,9 @@ if not TYPE_CHECKING:
         globals(),
         {
             "PRNGKey": "fc.random.key(seed)",
-            "seed": "fc.random.key(seed), which each function takes",
-            "manual_seed": "fc.random.key(seed), which each function takes",
-            "default_rng": "fc.random.key(seed), which each function takes",
+            "seed": "fc.random.key(seed), a key that you pass to each function",
+            "manual_seed": "fc.random.key(seed), a key that you pass to each function",
+            "default_rng": "fc.random.key(seed), a key that you pass to each function",
             "rand": "fc.random.uniform(key, shape)",
             "randn": "fc.random.normal(key, shape)",
             "randperm": "fc.random.permutation(key, n)",

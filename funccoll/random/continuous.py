@@ -39,12 +39,12 @@ DIGITS = {np.dtype(np.float64): 53, np.dtype(np.float32): 24, np.dtype(np.float1
 
 
 def unit(words: Any, dtype: np.dtype, digits: int) -> Any:
-    """Words as floats in [0, 1), every value a multiple of 2^-digits."""
+    """Return words as floats in [0, 1). Every value is a multiple of 2^-digits."""
     return (words >> np.uint64(64 - digits)).astype(dtype) * np.asarray(2.0**-digits, dtype)
 
 
 def float_dtypes(dtype: Any) -> tuple[np.dtype, np.dtype]:
-    """(dtype to compute in, dtype of the result)."""
+    """Return (dtype to compute in, dtype of the result)."""
     asked = np.dtype(dtype)
     if asked not in DIGITS:
         raise DTypeError(f"random: dtype must be a real float, not {asked}.")
@@ -52,7 +52,7 @@ def float_dtypes(dtype: Any) -> tuple[np.dtype, np.dtype]:
 
 
 def broadcast_draw(name: str, shape: Shape | None, **parameters: Any) -> tuple[int, ...]:
-    """The shape of a draw: what is asked for, or that of the parameters, which must broadcast to it."""
+    """Return the shape of a draw: the shape you ask for, or that of the parameters. Parameters must broadcast to it."""
     if shape is None:
         return broadcast_shapes(f"random.{name}", [tuple(p.shape) for p in parameters.values()])
     asked = shape_of_draw(shape)
@@ -67,7 +67,25 @@ def broadcast_draw(name: str, shape: Shape | None, **parameters: Any) -> tuple[i
 def uniform(
     key: UInt64[Any, "2"], shape: Shape = (), dtype: Any = np.float32, minval: Any = 0.0, maxval: Any = 1.0
 ) -> Float[Any, "..."]:
-    """Uniform floats in [minval, maxval), of `shape` and `dtype`."""
+    """Draw uniform floats in [minval, maxval).
+
+    Args:
+        key: A key, from `fc.random.key` or `split`.
+        shape: The shape of the result.
+        dtype: The dtype of the result, a real float.
+        minval: The least value, a scalar or an array that broadcasts to `shape`.
+        maxval: The limit, greater than every value. It has the same form.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        DTypeError: If `dtype` is not a real float.
+
+    Example:
+        >>> print(fc.random.uniform(fc.random.key(0), (3,)).round(4))
+        [0.0115 0.2415 0.1114]
+    """
     compute, asked = float_dtypes(dtype)
     u = unit(bits(key, shape), compute, DIGITS[asked])
     if type(minval) is float and type(maxval) is float and (minval, maxval) == (0.0, 1.0):
@@ -78,7 +96,25 @@ def uniform(
 
 
 def normal(key: UInt64[Any, "2"], shape: Shape = (), dtype: Any = np.float32) -> Float[Any, "..."]:
-    """Standard normal floats of `shape` and `dtype`. Source: Box and Muller, 1958."""
+    """Draw floats from the standard normal distribution.
+
+    Source: Box and Muller, 1958.
+
+    Args:
+        key: A key, from `fc.random.key` or `split`.
+        shape: The shape of the result.
+        dtype: The dtype of the result, a real float.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        DTypeError: If `dtype` is not a real float.
+
+    Example:
+        >>> print(fc.random.normal(fc.random.key(0), (3,)).round(4))
+        [-0.1401 -0.7435 -0.0839]
+    """
     compute, asked = float_dtypes(dtype)
     words = bits(key, (2, *shape_of_draw(shape)))
     digits = DIGITS[compute]
@@ -88,25 +124,79 @@ def normal(key: UInt64[Any, "2"], shape: Shape = (), dtype: Any = np.float32) ->
 
 
 def _waits(words: Any) -> Any:
-    """Words as exponential float64, the lowest bit unused: -log(1 - u), where u is 0 with probability 2^-53."""
+    """Return words as exponential float64: -log(1 - u), and u is 0 with probability 2^-53. The lowest bit is unused."""
     return -np.log1p(-unit(words, np.dtype(np.float64), 53))
 
 
 def exponential(key: UInt64[Any, "2"], shape: Shape = (), dtype: Any = np.float32) -> Float[Any, "..."]:
-    """Exponential floats of rate 1, of `shape` and `dtype`; divide them by a rate for another. By inversion, in float64."""
+    """Draw floats from the exponential distribution of rate 1. Divide them by another rate to get that one.
+
+    They are computed by inversion, in float64.
+
+    Args:
+        key: A key, from `fc.random.key` or `split`.
+        shape: The shape of the result.
+        dtype: The dtype of the result, a real float.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        DTypeError: If `dtype` is not a real float.
+
+    Example:
+        >>> print(fc.random.exponential(fc.random.key(0), (3,)).round(4))
+        [0.0116 0.2765 0.1181]
+    """
     return _waits(bits(key, shape)).astype(float_dtypes(dtype)[1])
 
 
 def laplace(key: UInt64[Any, "2"], shape: Shape = (), dtype: Any = np.float32) -> Float[Any, "..."]:
-    """Laplace floats of mean 0 and scale 1, of `shape` and `dtype`: exponential ones with a random sign. In float64."""
+    """Draw floats from the Laplace distribution of mean 0 and scale 1.
+
+    They are exponential floats with a random sign, computed in float64.
+
+    Args:
+        key: A key, from `fc.random.key` or `split`.
+        shape: The shape of the result.
+        dtype: The dtype of the result, a real float.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        DTypeError: If `dtype` is not a real float.
+
+    Example:
+        >>> print(fc.random.laplace(fc.random.key(0), (3,)).round(4))
+        [-0.0116  0.2765 -0.1181]
+    """
     words = bits(key, shape)
     waits = _waits(words)
     return np.where((words & np.uint64(1)) == 0, waits, -waits).astype(float_dtypes(dtype)[1])
 
 
 def gumbel(key: UInt64[Any, "2"], shape: Shape = (), dtype: Any = np.float32) -> Float[Any, "..."]:
-    """Standard Gumbel floats of `shape` and `dtype`, -log of exponential ones. In float64; at most 37."""
-    # At 0 half of the smallest step: so the logarithm is finite.
+    """Draw floats from the standard Gumbel distribution.
+
+    They are -log of exponential floats, computed in float64, and at most 37.
+
+    Args:
+        key: A key, from `fc.random.key` or `split`.
+        shape: The shape of the result.
+        dtype: The dtype of the result, a real float.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        DTypeError: If `dtype` is not a real float.
+
+    Example:
+        >>> print(fc.random.gumbel(fc.random.key(0), (3,)).round(4))
+        [4.4555 1.2856 2.1359]
+    """
+    # Half of the smallest step in place of 0 keeps the logarithm finite.
     waits = _waits(bits(key, shape))
     return -np.log(np.where(waits > 0, waits, 2.0**-54)).astype(float_dtypes(dtype)[1])
 
@@ -114,11 +204,30 @@ def gumbel(key: UInt64[Any, "2"], shape: Shape = (), dtype: Any = np.float32) ->
 def truncated_normal(
     key: UInt64[Any, "2"], lower: Any, upper: Any, shape: Shape | None = None, dtype: Any = np.float32
 ) -> Float[Any, "..."]:
-    """Standard normal floats between `lower` and `upper`, of `dtype`; `shape` defaults to theirs, which must broadcast to it.
+    """Draw floats from the standard normal distribution, limited to those between `lower` and `upper`.
 
-    By inversion in float64, in the tail that holds less: so bounds may lie far out, up to 37, beyond which all values are the
-    bound that is nearer to 0. Bounds may be infinite, and have gradients; where lower >= upper (an error where both are known)
-    the result is one of them.
+    They are computed by inversion in float64, in the tail with less mass, so bounds may lie far out. If both lie beyond 37, on
+    one side, all values are the bound nearer to 0. The bounds have gradients.
+
+    Source: Wichura's AS 241, 1988, for the quantiles.
+
+    Args:
+        key: A key, from `fc.random.key` or `split`.
+        lower: The least value. It may be infinite.
+        upper: The greatest value. It may be infinite.
+        shape: The shape of the result. Both bounds must broadcast to it. None takes the bounds' shape.
+        dtype: The dtype of the result, a real float.
+
+    Returns:
+        An array of `dtype`. If traced bounds have lower >= upper, its values are one of them.
+
+    Raises:
+        ShapeError: If the bounds are known and not lower < upper, or do not broadcast to `shape`.
+        DTypeError: If `dtype` is not a real float.
+
+    Example:
+        >>> print(fc.random.truncated_normal(fc.random.key(0), -1.0, 1.0, (3,)).round(4))
+        [-0.9679 -0.4578 -0.7234]
     """
     low, high = (as_traceable(x).astype(np.float64) for x in (lower, upper))
     asked = float_dtypes(dtype)[1]
@@ -140,7 +249,10 @@ def _density(x: Any) -> Any:
 
 @custom_vjp
 def _normal_cdf(x: Any) -> Any:
-    """Φ(x) of float64, with a small relative error also in the lower tail, by 20 steps of Laplace's continued fraction."""
+    """Return Φ(x) in float64, with a small relative error also in the lower tail.
+
+    The tail takes 20 steps of Laplace's continued fraction.
+    """
     far = np.maximum(-x, 4.0)
     finite = np.where(np.isinf(far), 4.0, far)  # inf / inf is NaN
     fraction = reduce(lambda below, k: finite + k / below, range(20, 0, -1), finite)
@@ -184,7 +296,7 @@ def _quotient(x: Any, coefficients: tuple[tuple[float, ...], tuple[float, ...]])
 
 @custom_vjp
 def _normal_quantile(p: Any) -> Any:
-    """The x with Φ(x) = p, of float64, to 16 digits; -inf at 0 and inf at 1. Source: Wichura's AS 241, 1988."""
+    """Return the x with Φ(x) = p, in float64, to 16 digits: -inf at 0 and inf at 1. Source: Wichura's AS 241, 1988."""
     q = p - 0.5
     tail = np.where(q < 0, p, 1 - p)
     r = np.sqrt(-np.log(np.where(tail > 0, tail, 0.5)))

@@ -25,9 +25,22 @@ Shape = int | Sequence[int]
 
 
 def bernoulli(key: UInt64[Any, "2"], p: Any = 0.5, shape: Shape | None = None) -> Bool[Any, "..."]:
-    """Booleans that are True with probability `p`; `shape` defaults to p's, which must broadcast to it.
+    """Draw booleans that are True with probability `p`.
 
-    A `p` outside of [0, 1] is an error where it is known.
+    Args:
+        key: A key, from `fc.random.key` or `split`.
+        p: Probabilities, a scalar or an array.
+        shape: The shape of the result. `p` must broadcast to it. None takes the shape of `p`.
+
+    Returns:
+        An array of booleans.
+
+    Raises:
+        ShapeError: If `p` is known and outside of [0, 1], or does not broadcast to `shape`.
+
+    Example:
+        >>> print(fc.random.bernoulli(fc.random.key(0), 0.5, (4,)))
+        [ True  True  True False]
     """
     p = as_traceable(p)
     if not is_traced(p) and not np.all((p >= 0) & (p <= 1)):
@@ -36,10 +49,28 @@ def bernoulli(key: UInt64[Any, "2"], p: Any = 0.5, shape: Shape | None = None) -
 
 
 def randint(key: UInt64[Any, "2"], shape: Shape, minval: Any, maxval: Any, dtype: Any = np.int64) -> Integer[Any, "..."]:
-    """Uniform integers from `minval` to `maxval` - 1, of `shape` and `dtype`. Bounds are integers, and may be arrays.
+    """Draw uniform integers from `minval` to `maxval` - 1.
 
-    128 random bits for each: a value's probability is off by less than one part in 2^64, whatever the range. Bounds that leave
-    no integer, or do not fit into the dtype, are an error where they are known; of others the result is not defined.
+    Each takes 128 random bits. A value's probability is off by less than one part in 2^64, whatever the range. If traced
+    bounds leave no integer, or do not fit into the dtype, the result is not defined.
+
+    Args:
+        key: A key, from `fc.random.key` or `split`.
+        shape: The shape of the result.
+        minval: The least integer, a scalar or an array that broadcasts to `shape`.
+        maxval: The greatest integer plus 1. It has the same form.
+        dtype: The dtype of the result, an integer dtype.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        DTypeError: If `dtype`, `minval` or `maxval` is not an integer.
+        ShapeError: If known bounds leave no integer, or do not fit into `dtype`.
+
+    Example:
+        >>> print(fc.random.randint(fc.random.key(0), (5,), 0, 10))
+        [0 2 1 5 5]
     """
     shape, asked = shape_of_draw(shape), np.dtype(dtype)
     if asked.kind not in "iu":
@@ -55,7 +86,7 @@ def randint(key: UInt64[Any, "2"], shape: Shape, minval: Any, maxval: Any, dtype
                 f"integers from minval to maxval - 1 must fit into {asked}."
             )
     broadcast_draw("randint", shape, minval=low, maxval=high)
-    # All modulo 2^64, in vectors: NumPy warns of single numbers that wrap around.
+    # Everything is modulo 2^64, in vectors, because NumPy warns if a scalar wraps around.
     low, high = (np.reshape(np.broadcast_to(x.astype(np.uint64), shape), -1) for x in (low, high))
     first, second = bits(key, (2, math.prod(shape)))
     count = high - low  # 0 for all words
@@ -67,7 +98,7 @@ _HALF, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 
 def _product(x: Any, y: Any) -> tuple[Any, Any]:
-    """(upper, lower word) of the product of words."""
+    """Return (upper, lower word) of the product of words."""
     (a, b), (c, d) = ((v >> _HALF, v & _LOW) for v in (x, y))
     low, left, right = b * d, a * d, b * c
     middle = (low >> _HALF) + (left & _LOW) + (right & _LOW)
@@ -75,16 +106,31 @@ def _product(x: Any, y: Any) -> tuple[Any, Any]:
 
 
 def _scaled(first: Any, second: Any, count: Any) -> Any:
-    """⌊count · w / 2^128⌋ of numbers w of two words."""
+    """Return ⌊count · w / 2^128⌋ of numbers w of two words."""
     (upper, lower), (below, _) = _product(first, count), _product(second, count)
     return upper + (lower > ~below).astype(np.uint64)
 
 
 def categorical(key: UInt64[Any, "2"], logits: Any, axis: int = -1, shape: Shape | None = None) -> Integer[Any, "..."]:
-    """Categories (int64) drawn with probabilities softmax(logits) along `axis`. A logit of -inf excludes a category.
+    """Draw categories with the probabilities softmax(logits) along `axis`.
 
-    `shape` defaults to that of the logits without `axis`, which must broadcast to it. The largest sum of a logit and a Gumbel
-    variate, in float64.
+    Each is the category with the largest sum of its logit and a Gumbel variate, in float64.
+
+    Args:
+        key: A key, from `fc.random.key` or `split`.
+        logits: Real numbers. A logit of -inf excludes a category.
+        axis: The dimension of the categories.
+        shape: The shape of the result. The logits' shape without `axis` must broadcast to it, and None takes that one.
+
+    Returns:
+        An int64 array of categories, from 0.
+
+    Raises:
+        ShapeError: If there is no category, or the logits do not broadcast to `shape`.
+
+    Example:
+        >>> print(fc.random.categorical(fc.random.key(0), np.log([0.1, 0.2, 0.7]), shape=(6,)))
+        [0 2 2 2 1 2]
     """
     logits = np.moveaxis(as_traceable(logits), axis, -1).astype(np.float64)
     if not logits.shape[-1]:
@@ -94,9 +140,24 @@ def categorical(key: UInt64[Any, "2"], logits: Any, axis: int = -1, shape: Shape
 
 
 def permutation(key: UInt64[Any, "2"], x: Any, axis: int = 0) -> Shaped[Any, "..."]:
-    """The integers from 0 to x - 1 in random order (int64), or an array's parts along `axis`.
+    """Return integers in random order, or the parts of an array along `axis`.
 
-    By sorting random 64-bit words: all orders are equally likely, but for words that are equal (n² / 2^65).
+    It sorts random 64-bit words. All orders are equally likely, except if words are equal, with probability n² / 2^65.
+
+    Args:
+        key: A key, from `fc.random.key` or `split`.
+        x: A known integer n, for the integers from 0 to n - 1, or an array.
+        axis: The array's dimension whose parts are reordered.
+
+    Returns:
+        An int64 array of shape (n,), or an array like `x`.
+
+    Raises:
+        ShapeError: If `x` is negative, or neither a known integer nor an array with dimensions.
+
+    Example:
+        >>> print(fc.random.permutation(fc.random.key(0), 5))
+        [0 2 1 4 3]
     """
     if isinstance(x, (int, np.integer)) and not isinstance(x, bool):
         if x < 0:
@@ -110,7 +171,25 @@ def permutation(key: UInt64[Any, "2"], x: Any, axis: int = 0) -> Shaped[Any, "..
 
 
 def shuffle(key: UInt64[Any, "2"], x: Any, axis: int = 0) -> Shaped[Any, "..."]:
-    """`permutation` of an array: its parts along `axis` in random order. The array itself stays as it is."""
+    """Return the parts of an array along `axis` in random order. The array itself stays as it is.
+
+    This is `permutation` for arrays alone.
+
+    Args:
+        key: A key, from `fc.random.key` or `split`.
+        x: An array.
+        axis: The dimension whose parts are reordered.
+
+    Returns:
+        An array like `x`.
+
+    Raises:
+        ShapeError: If `x` has no dimension.
+
+    Example:
+        >>> print(fc.random.shuffle(fc.random.key(0), np.array([1.5, 2.5, 3.5])))
+        [1.5 3.5 2.5]
+    """
     if not np.ndim(x):
         raise ShapeError(f"random.shuffle: x={x} is not an array; fc.random.permutation takes integers.")
     return permutation(key, x, axis)
@@ -119,11 +198,32 @@ def shuffle(key: UInt64[Any, "2"], x: Any, axis: int = 0) -> Shaped[Any, "..."]:
 def choice(
     key: UInt64[Any, "2"], a: Any, shape: Shape = (), replace: bool = True, p: Any = None, axis: int = 0
 ) -> Shaped[Any, "..."]:
-    """Elements of `a` along `axis` (or of 0 to a - 1, for an integer), drawn at random; `shape` replaces the dimension.
+    """Draw elements of an array along `axis`, or integers.
 
-    `p` are their probabilities, by default equal. Without `replace` none is drawn twice: then they come in the order in which
-    they would be drawn one after another. Probabilities that are known must be at least 0, and sum to 1; others are divided by
-    their sum. Sources: Gumbel-top-k (Vieira, 2014) without replacement, else inversion.
+    If you draw without replacement, elements come in the order of drawing them one after another.
+
+    Sources: Gumbel-top-k (Vieira, 2014) without replacement with `p`; inversion with replacement.
+
+    Args:
+        key: A key, from `fc.random.key` or `split`.
+        a: An array, or a known integer n for the integers from 0 to n - 1.
+        shape: The shape of the draw, in place of the dimension `axis`.
+        replace: False draws no element twice.
+        p: The probabilities of the elements, of shape (n,). None makes them equal. Known ones must be at least 0 and sum to 1.
+            Traced ones are divided by their sum.
+        axis: The array's dimension to draw along.
+
+    Returns:
+        An array of the elements.
+
+    Raises:
+        ShapeError: If the elements do not suffice, or `p` does not fit.
+
+    Example:
+        >>> print(fc.random.choice(fc.random.key(0), np.array([10.0, 20.0, 30.0]), (4,)))
+        [10. 10. 10. 20.]
+        >>> print(fc.random.choice(fc.random.key(0), 5, (5,), replace=False))
+        [0 2 1 4 3]
     """
     shape = shape_of_draw(shape)
     whole = isinstance(a, (int, np.integer)) and not isinstance(a, bool)
@@ -154,7 +254,7 @@ def choice(
 
 
 def _probabilities(p: Any, size: int, needed: int) -> Any:
-    """Probabilities in float64; those that are known are checked."""
+    """Return probabilities in float64. Known ones are checked."""
     p = as_traceable(p)
     if tuple(p.shape) != (size,):
         raise ShapeError(f"random.choice: p has shape {tuple(p.shape)} for {size} elements; it must be ({size},).")
@@ -168,11 +268,11 @@ def _probabilities(p: Any, size: int, needed: int) -> Any:
             raise ShapeError(
                 f"random.choice: {needed} are drawn without replacement, and {np.count_nonzero(p)} of p are greater than 0."
             )
-    return p.astype(np.float64)  # not divided by their sum: only their ratios matter below
+    return p.astype(np.float64)  # only ratios matter below, so they are not divided by their sum
 
 
 def _position(total: Any, u: Any) -> Any:
-    """The first position at which an increasing vector is greater than u, by bisection; at most the last one."""
+    """Return the first position at which an increasing vector is greater than u, and at most the last one, by bisection."""
     found = np.zeros(tuple(u.shape), np.int64)
     step = 1 << max(total.shape[0] - 1, 0).bit_length()
     while step := step // 2:
@@ -183,5 +283,5 @@ def _position(total: Any, u: Any) -> Any:
 
 
 def _taken(x: Any, index: Any, dim: int) -> Any:
-    """np.take, also of a constant by a traced index."""
+    """Return np.take, also of a constant by a traced index."""
     return bind(getitem_p, x, index, recipe=(*(("slice", None, None, None),) * dim, ("array",)))

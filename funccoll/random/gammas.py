@@ -1,4 +1,4 @@
-"""Gamma variates, and what is made of them. None has a gradient in its parameters."""
+"""Gamma variates, and distributions made of them. None has a gradient in its parameters."""
 
 from __future__ import annotations
 
@@ -23,23 +23,77 @@ Shape = int | Sequence[int]
 
 
 def gamma(key: UInt64[Any, "2"], a: Any, shape: Shape | None = None, dtype: Any = np.float32) -> Float[Any, "..."]:
-    """Gamma floats of shape parameter `a` > 0 and scale 1, of `dtype`; `shape` defaults to a's, which must broadcast to it.
+    """Draw floats from the gamma distribution of shape parameter `a` and scale 1.
 
-    Exact, by rejection, in float64. A parameter that is not positive is an error where it is known, else the result is NaN (0
-    for 0). A gradient in `a` is refused. Source: Marsaglia and Tsang, 2000.
+    They are exact, by rejection in float64. A gradient in `a` raises an error.
+
+    Source: Marsaglia and Tsang, 2000.
+
+    Args:
+        key: A key, from `fc.random.key` or `split`.
+        a: The shape parameter, positive. If a traced one is not positive, the result is NaN, or 0 for 0.
+        shape: The shape of the result. `a` must broadcast to it. None takes the shape of `a`.
+        dtype: The dtype of the result, a real float.
+
+    Returns:
+        An array of `dtype`.
+
+    Raises:
+        ShapeError: If `a` is known and not positive, or does not broadcast to `shape`.
+        DTypeError: If `dtype` is not a real float.
+
+    Example:
+        >>> print(fc.random.gamma(fc.random.key(0), 2.0, (3,)).round(4))
+        [2.1372 0.9632 1.5482]
     """
     return np.exp(_log_gamma(key, "gamma", shape, a=a)).astype(float_dtypes(dtype)[1])
 
 
 def loggamma(key: UInt64[Any, "2"], a: Any, shape: Shape | None = None, dtype: Any = np.float32) -> Float[Any, "..."]:
-    """Logarithms of what `gamma` gives, which for small `a` are too small for a float."""
+    """Draw logarithms of gamma variates. For small `a` the variates of `gamma` themselves are too small for a float.
+
+    Args:
+        key: A key, from `fc.random.key` or `split`.
+        a: The shape parameter, as in `gamma`.
+        shape: The shape of the result. `a` must broadcast to it. None takes the shape of `a`.
+        dtype: The dtype of the result, a real float.
+
+    Returns:
+        An array of `dtype`.
+
+    Raises:
+        ShapeError: If `a` is known and not positive, or does not broadcast to `shape`.
+        DTypeError: If `dtype` is not a real float.
+
+    Example:
+        >>> print(fc.random.loggamma(fc.random.key(0), 1e-4, (2,)).round(1))
+        [-20265.2 -40604.5]
+    """
     return _log_gamma(key, "loggamma", shape, a=a).astype(float_dtypes(dtype)[1])
 
 
 def beta(key: UInt64[Any, "2"], a: Any, b: Any, shape: Shape | None = None, dtype: Any = np.float32) -> Float[Any, "..."]:
-    """Beta floats of parameters `a` and `b` > 0, of `dtype`; `shape` defaults to theirs, which must broadcast to it.
+    """Draw floats from the beta distribution of parameters `a` and `b`.
 
-    The part of one gamma variate in the sum of two: see `gamma`.
+    Each is the part of one gamma variate in the sum of two: see `gamma`.
+
+    Args:
+        key: A key, from `fc.random.key` or `split`.
+        a: The first parameter, positive.
+        b: The second parameter, positive.
+        shape: The shape of the result. Both parameters must broadcast to it. None takes their common shape.
+        dtype: The dtype of the result, a real float.
+
+    Returns:
+        An array of `dtype`.
+
+    Raises:
+        ShapeError: If a parameter is known and not positive, or does not broadcast to `shape`.
+        DTypeError: If `dtype` is not a real float.
+
+    Example:
+        >>> print(fc.random.beta(fc.random.key(0), 2.0, 3.0, (3,)).round(4))
+        [0.5015 0.3651 0.5146]
     """
     first, second = split(key)
     a, b = as_traceable(a), as_traceable(b)
@@ -51,10 +105,26 @@ def beta(key: UInt64[Any, "2"], a: Any, b: Any, shape: Shape | None = None, dtyp
 def dirichlet(
     key: UInt64[Any, "2"], alpha: Float[Any, "*s n"], shape: Shape | None = None, dtype: Any = np.float32
 ) -> Float[Any, "... n"]:
-    """Vectors of n floats that sum to 1, with the parameters `alpha` > 0, along the last dimension, of `dtype`.
+    """Draw vectors of n floats that sum to 1, from the Dirichlet distribution.
 
-    `shape` is that of the vectors, and defaults to alpha's leading dimensions, which must broadcast to it. Gamma variates
-    divided by their sum: see `gamma`.
+    They are gamma variates divided by their sum: see `gamma`.
+
+    Args:
+        key: A key, from `fc.random.key` or `split`.
+        alpha: The parameters, positive, of shape (..., n).
+        shape: The leading dimensions of the result. Those of `alpha` must broadcast to them, and None takes those.
+        dtype: The dtype of the result, a real float.
+
+    Returns:
+        An array of `dtype`, with the vectors along its last dimension.
+
+    Raises:
+        ShapeError: If a parameter is known and not positive, or shapes do not fit.
+        DTypeError: If `dtype` is not a real float.
+
+    Example:
+        >>> print(fc.random.dirichlet(fc.random.key(0), np.ones(3)).round(4))
+        [0.5328 0.1446 0.3226]
     """
     alpha = as_traceable(alpha)
     if not alpha.ndim or not alpha.shape[-1]:
