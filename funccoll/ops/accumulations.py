@@ -49,11 +49,11 @@ def _outer_method(ufunc: np.ufunc, inputs: Sequence[Any], kwargs: Mapping[str, A
 
 
 def _log_sum_exp(x: Any, axis: Any, keepdims: bool = False) -> Any:
-    """`np.logaddexp.reduce`: the largest element comes out of the logarithm, so that no exponential overflows."""
+    """Compute `np.logaddexp.reduce`. The largest element is taken out of the logarithm, so that no exponential overflows."""
     highest = np.max(x, axis=axis, keepdims=True)
     highest = bind(stop_gradient_p, np.where(np.isfinite(highest), highest, np.zeros((), x.dtype)))
     total = np.sum(np.exp(x - highest), axis=axis, keepdims=True)
-    nothing = total == 0  # only where all are -inf: a logarithm of 0 would have the gradient NaN
+    nothing = total == 0  # only if all are -inf: the gradient of log(0) would be NaN
     out = np.where(nothing, -np.inf, np.log(np.where(nothing, 1.0, total)) + highest)
     return out if keepdims else np.squeeze(out, axis=axis)
 
@@ -72,7 +72,7 @@ def _reduce_method(ufunc: np.ufunc, inputs: Sequence[Any], kwargs: Mapping[str, 
     }
     if ufunc not in functions:
         raise UnsupportedError(f"np.{ufunc.__name__}.reduce cannot be traced by funccoll.")
-    kwargs = {k: v for k, v in kwargs.items() if v is not None or k == "axis"}  # axis=None means all of them
+    kwargs = {k: v for k, v in kwargs.items() if v is not None or k == "axis"}  # axis=None means all axes
     return functions[ufunc](inputs[0], **{"axis": 0, **kwargs})
 
 
@@ -127,7 +127,7 @@ def nancumprod(a: Any, axis: int | None = None, dtype: Any = None, out: Any = No
 
 
 def part(a: Any, dim: int, start: int | None, stop: int | None = None, step: int | None = None) -> Any:
-    """A slice of one dimension."""
+    """Return a slice of one dimension."""
     return a[(slice(None),) * dim + (slice(start, stop, step),)]
 
 
@@ -183,7 +183,7 @@ def unwrap(p: Any, discont: Any = None, axis: int = -1, *, period: Any = 2 * np.
 
 
 def _spacings(f: Any, varargs: Sequence[Any], axes: Sequence[int]) -> list[Any]:
-    """A number, or the differences of coordinates, for each axis."""
+    """Return a number, or the differences of coordinates, for each axis."""
     given = [as_operand(v) for v in varargs] or [1.0]
     if len(given) == 1 and not np.ndim(given[0]):
         return given * len(axes)

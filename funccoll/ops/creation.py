@@ -17,9 +17,19 @@ __all__ = ["full"]
 
 
 def full(shape: Any, fill_value: Any, dtype: Any = None) -> Any:
-    """An array with one value everywhere, which may be traced: NumPy cannot dispatch `np.full(shape, traced)`.
+    """Make an array with one value everywhere, which may be traced. NumPy cannot dispatch `np.full(shape, traced)`.
 
-    The value broadcasts to the shape; its dtype is the array's, unless one is given.
+    Args:
+        shape: The shape, an integer or a tuple of them.
+        fill_value: A scalar or an array, traced or not, that broadcasts to `shape`.
+        dtype: The dtype of the result, by default that of `fill_value`.
+
+    Returns:
+        An array of this shape. It is a NumPy array if `fill_value` is not traced.
+
+    Example:
+        >>> print(fc.grad(lambda x: np.sum(fc.full((2, 3), x)))(1.0))
+        6.0
     """
     shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
     if not is_traced(fill_value):
@@ -35,7 +45,7 @@ implements(np.full)(lambda shape, fill_value, dtype=None, order="C", *, device=N
 def array(
     object: Any, dtype: Any = None, *, copy: Any = True, order: str = "K", subok: bool = False, ndmin: int = 0, ndmax: int = 0
 ) -> Any:
-    """np.array, called with like=: of a traced array, or of nested lists that hold some."""
+    """np.array with `like=`: of a traced array, or of nested lists that hold some."""
     value = as_traceable(object)
     value = value if dtype is None else value.astype(dtype)
     return np.reshape(value, (1,) * (ndmin - value.ndim) + tuple(value.shape)) if value.ndim < ndmin else value
@@ -44,7 +54,7 @@ def array(
 implements(np.asarray)(lambda a, dtype=None, order=None, *, device=None, copy=None: array(a, dtype))
 implements(np.asanyarray)(lambda a, dtype=None, order=None, *, device=None, copy=None: array(a, dtype))
 implements(np.ascontiguousarray)(lambda a, dtype=None: array(a, dtype, ndmin=1))
-# like= in a call without traced values: NumPy's own array, a constant of the program.
+# With like= and without traced values the result is NumPy's own array, a constant of the program.
 for _make in (np.zeros, np.ones, np.empty, np.eye, np.identity, np.arange, np.tri):
     implements(_make)(lambda *args, _make=_make, **kwargs: (np.zeros if _make is np.empty else _make)(*args, **kwargs))
 
@@ -76,7 +86,7 @@ def linspace(
     numbers = np.arange(num, dtype=np.real(np.zeros((), wide)).dtype).reshape((-1,) + (1,) * gap.ndim)
     step = gap / intervals if intervals > 0 else np.full_like(gap, np.nan)
     if intervals > 0:
-        # NumPy's rule: steps, or parts of the gap where a step would underflow to 0.
+        # NumPy's rule: multiples of a step, or parts of the gap if a step would underflow to 0.
         points = np.where(step == 0, numbers / intervals * gap, numbers * step)
     else:
         points = numbers * gap
@@ -121,7 +131,7 @@ def diag(v: Any, k: int = 0) -> Any:
     n, below, right = v.shape[0], max(-k, 0), max(k, 0)
     if not n:
         return np.zeros((abs(k), abs(k)), v.dtype)
-    # Each row but the last has its element and n zeros after it: cut anew, the elements stand on the diagonal.
+    # Each row but the last has its element and n zeros after it. Reshaped, the elements are on the diagonal.
     rows = np.pad(v[:, None], ((0, 0), (0, n)))
     square = np.reshape(np.reshape(rows, (-1,))[: n * n], (n, n))
     return np.pad(square, ((below, right), (right, below)))
@@ -144,7 +154,7 @@ def vander(x: Any, N: int | None = None, increasing: bool = False) -> Any:
 
 
 def _of_shape(function: Any) -> Any:
-    """A function of an array's shape alone: NumPy's own, of an array that takes no memory."""
+    """Trace a function of an array's shape alone. It is NumPy's own, of an array that takes no memory."""
     return lambda arr, *args, **kwargs: function(np.broadcast_to(np.empty((), np.bool_), arr.shape), *args, **kwargs)
 
 

@@ -22,14 +22,14 @@ __all__ = ["as_floats", "several_systems"]
 
 
 def as_floats(x: Any) -> Any:
-    """A traceable array; integers and booleans as float64, as np.linalg takes them."""
+    """Return a traceable array. Integers and booleans are float64, as np.linalg takes them."""
     x = as_traceable(x)
     return astype(x, np.float64) if x.dtype.kind in "iub" else x
 
 
 @functools.cache
 def _result_type(function: Callable[..., Any]) -> Any:
-    """The named tuple that a function of np.linalg returns."""
+    """Return the class of the named tuple that a function of np.linalg returns."""
     return type(function(np.eye(1)))
 
 
@@ -37,7 +37,7 @@ def _result_type(function: Callable[..., Any]) -> Any:
 
 
 def several_systems(solve: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
-    """`solve(a, b)` by a solver of matrices, where one dimension of b makes it a vector (NumPy's rule)."""
+    """Solve `a x = b` by a solver of matrices. If b has one dimension it is a vector (NumPy's rule)."""
     a, b = unify(as_floats(a), as_floats(b))
     return np.squeeze(solve(a, np.expand_dims(b, -1)), -1) if b.ndim == 1 else solve(a, b)
 
@@ -100,7 +100,7 @@ def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = np._
 
 @implements(np.linalg.lstsq)
 def lstsq(a: Any, b: Any, rcond: Any = None) -> Any:
-    """np.linalg.lstsq; of a matrix with more rows than columns whose rank is not full, the residuals are NaN."""
+    """np.linalg.lstsq. The residuals are NaN if a matrix with more rows than columns does not have full rank."""
     a, b = unify(as_floats(a), as_floats(b))
     if rcond is None:
         rcond = np.finfo(np.float64).eps * max(a.shape, default=0)
@@ -151,7 +151,7 @@ def multi_dot(arrays: Sequence[Any], *, out: Any = None) -> Any:
 
     @functools.cache
     def best(i: int, j: int) -> tuple[int, int]:
-        """The fewest multiplications for matrices i to j, and the last of the left factor."""
+        """Return the fewest multiplications for matrices i to j, and the last matrix of the left factor."""
         if i == j:
             return 0, i
         splits = ((best(i, k)[0] + best(k + 1, j)[0] + sizes[i] * sizes[k + 1] * sizes[j + 1], k) for k in range(i, j))
@@ -207,13 +207,13 @@ def eigvalsh(a: Any, UPLO: str = "L") -> Any:
 
 @implements(np.linalg.eig)
 def eig(a: Any) -> Any:
-    """np.linalg.eig; the results are complex, even where all eigenvalues are real."""
+    """np.linalg.eig. The results are complex, even if all eigenvalues are real."""
     return _result_type(np.linalg.eig)(*bind(eig_p, as_floats(a)))
 
 
 @implements(np.linalg.eigvals)
 def eigvals(a: Any) -> Any:
-    """np.linalg.eigvals; the result is complex, even where all eigenvalues are real."""
+    """np.linalg.eigvals. The result is complex, even if all eigenvalues are real."""
     return bind(eigvals_p, as_floats(a))
 
 

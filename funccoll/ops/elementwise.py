@@ -28,9 +28,9 @@ _SCALARS = (int, float, complex)
 
 
 def scalar_type(x: Any) -> type | None:
-    """int, float or complex for a Python scalar and for a tracer that stands for one, else None.
+    """Return int, float or complex for a Python scalar and for a tracer that stands for one, and None for others.
 
-    NEP 50 calls them weak: they take the dtype of the arrays they meet.
+    NEP 50 calls them weak: they take the dtype of the arrays they are combined with.
     """
     kind = type(x)
     return kind if kind in _SCALARS else getattr(x, "weak", None)
@@ -40,7 +40,7 @@ _WEAK = {"i": int, "f": float, "c": complex}
 
 
 def _bind_weakly(primitive: Any, operands: Sequence[Any], arrays: Sequence[Any]) -> Any:
-    """Bind; a result of Python scalars alone is weak as well, as in Python."""
+    """Bind. A result of Python scalars alone is weak as well, as in Python."""
     out = bind(primitive, *arrays)
     if isinstance(out, Traced) and all(scalar_type(x) for x in operands):
         out.weak = _WEAK.get(out.type.dtype.kind)
@@ -48,7 +48,7 @@ def _bind_weakly(primitive: Any, operands: Sequence[Any], arrays: Sequence[Any])
 
 
 def _key(x: Any, has_bfloat16: bool) -> Any:
-    """An operand as NumPy's promotion takes it: a dtype, or the type of a Python scalar."""
+    """Return an operand as NumPy's promotion takes it: a dtype, or the type of a Python scalar."""
     kind = scalar_type(x) or type(x)
     if kind in _SCALARS:
         # ml_dtypes cannot tell NumPy that Python scalars are weak, so NEP 50's rule is applied here.
@@ -57,12 +57,12 @@ def _key(x: Any, has_bfloat16: bool) -> Any:
 
 
 def _strong(operands: Sequence[Any]) -> list[Any]:
-    """The operands that decide which dtype is common to all: not Python's scalars."""
+    """Return the operands that decide on the common dtype: all but Python's scalars."""
     return [x for x in operands if scalar_type(x) is None and type(x) is not bool]
 
 
 def promote(ufunc: np.ufunc, operands: Sequence[Any], dtype: Any = None) -> list[Any]:
-    """Operands with Python scalars turned into arrays of the dtype that the ufunc would use (NEP 50)."""
+    """Turn Python scalars among operands into arrays of the dtype that the ufunc would use (NEP 50)."""
     if dtype is None and all(isinstance(x, Traced) and x.weak is None for x in operands):
         if any(x.type.dtype is not operands[0].type.dtype for x in operands):
             note_widening(operands, resolve(ufunc, tuple(x.type.dtype for x in operands))[-1])
@@ -92,7 +92,7 @@ def promote(ufunc: np.ufunc, operands: Sequence[Any], dtype: Any = None) -> list
 
 
 def _cast_to_loop(ufunc: np.ufunc, operands: Sequence[Any], dtype: np.dtype) -> list[Any]:
-    """Operands in the dtypes of the loop that NumPy chooses for a result of `dtype`."""
+    """Cast operands to the dtypes of the loop that NumPy chooses for a result of `dtype`."""
     keys = tuple(_key(x, False) for x in operands)
     try:
         signature = (*(None for _ in keys), *(dtype for _ in range(ufunc.nout)))
@@ -104,7 +104,7 @@ def _cast_to_loop(ufunc: np.ufunc, operands: Sequence[Any], dtype: np.dtype) -> 
 
 
 def apply_ufunc(ufunc: np.ufunc, *operands: Any) -> Any:
-    """Bind a supported ufunc to operands, at least one of them traced."""
+    """Bind a supported ufunc to operands. At least one of them is traced."""
     return _bind_weakly(UFUNCS[ufunc], operands, promote(ufunc, operands))
 
 
@@ -138,7 +138,7 @@ def call_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], kwargs: Mapp
     if ufunc is np.modf:
         x = astype(operands[0], resolve(np.modf, (operands[0].dtype,))[0])
         whole = np.trunc(x)
-        # The fraction of an infinity is 0, and a fraction has its number's sign, -0.0 too.
+        # The fraction of an infinity is 0. A fraction has the sign of its number, also -0.0.
         return np.copysign(np.where(np.isinf(x), np.zeros((), x.dtype), x - whole), x), whole
     if ufunc is np.matmul:
         return matmul(*operands)
@@ -168,7 +168,7 @@ _VECTOR_PRODUCTS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def astype(x: Any, dtype: Any, copy: bool = True) -> Any:
-    """`x` converted to `dtype`; complex to real is refused (use np.real)."""
+    """Convert `x` to `dtype`. Complex to real raises an error (use np.real)."""
     try:
         dtype = check_dtype(np.dtype(dtype), "astype: the result")
     except TypeError as error:
@@ -182,17 +182,17 @@ implements(np.astype)(lambda x, dtype, /, *, copy=True, device=None: astype(x, d
 
 
 def result_dtype(*operands: Any) -> np.dtype:
-    """NumPy 2's common dtype of arrays and (weak) Python scalars."""
+    """Return NumPy 2's common dtype of arrays and (weak) Python scalars."""
     kinds = [scalar_type(x) for x in operands]
     arrays = [x.dtype for x, kind in zip(operands, kinds, strict=True) if kind is None and type(x) is not bool]
     if arrays and all(d == bfloat16 for d in arrays) and complex not in kinds:
         return bfloat16
-    # A Python scalar of the right kind is what NumPy recognises as weak.
+    # NumPy recognises a Python scalar of the right kind as weak.
     return np.result_type(*(k(0) if k else x if type(x) is bool else x.dtype for x, k in zip(operands, kinds, strict=True)))
 
 
 def _typed(x: Any) -> Any:
-    """An operand of np.result_type: arrays and Python scalars as they are, a dtype as an array of it."""
+    """Return an operand of np.result_type: arrays and Python scalars as they are, a dtype as an array of it."""
     return x if isinstance(x, (Traced, np.ndarray, np.generic)) or type(x) in (*_SCALARS, bool) else np.empty(0, x)
 
 
@@ -200,7 +200,7 @@ implements(np.result_type)(lambda *xs: result_dtype(*map(_typed, xs)))
 
 
 def unify(*operands: Any, compares: bool = False) -> list[Any]:
-    """Operands converted to their common dtype; `compares` where nothing but truth values and positions is made of them."""
+    """Convert operands to their common dtype. With `compares` you make only truth values and positions of them."""
     dtype = check_dtype(result_dtype(*operands))
     if not compares and any(getattr(x, "dtype", dtype) is not dtype for x in operands):
         note_widening(_strong(operands), dtype)
@@ -229,11 +229,11 @@ def clip(a: Any, a_min: Any = None, a_max: Any = None, out: Any = None, *, min: 
         raise ValueError("bounds are given as a_min and a_max, or as min and max, and not both ways")
     a = as_operand(a)
     low, high = (a_min if a_min is not None else min), (a_max if a_max is not None else max)
-    if scalar_type(a) is None and a.dtype.kind in "iu":  # Python integers beyond the dtype's limits bound nothing
+    if scalar_type(a) is None and a.dtype.kind in "iu":  # Python integers beyond the dtype's limits do not clip
         limits = np.iinfo(a.dtype)
         low = None if type(low) is int and low <= limits.min else low
         high = None if type(high) is int and high >= limits.max else high
-    if low is not None and high is not None:  # int8, uint8 and float16 are float16; two at a time they would be float32
+    if low is not None and high is not None:  # int8, uint8 and float16 together are float16; in pairs they would be float32
         a, low, high = unify(a, low, high)
     if low is not None:
         a = np.maximum(a, low)
@@ -247,7 +247,7 @@ def round_(a: Any, decimals: int = 0, out: Any = None) -> Any:
     if a.dtype.kind == "b":
         if decimals:
             raise TypeError("truth values have no decimals")
-        return astype(a, np.float16)  # as NumPy's rint of them
+        return astype(a, np.float16)  # as NumPy's rint does
     if a.dtype.kind in "iu" and decimals >= 0:
         return a
     if a.dtype.kind in "iu":
@@ -273,7 +273,10 @@ def imag(val: Any) -> Any:
 
 
 def _by_parts(f: Callable[[Any], Any], z: Any) -> Any:
-    """f of the real and of the imaginary part, as one complex number (of finite parts: 1j * inf is nan + inf j)."""
+    """Apply f to the real and to the imaginary part, and return one complex number.
+
+    The parts must be finite: 1j * inf is nan + inf j.
+    """
     return f(np.real(z)) + 1j * f(np.imag(z))
 
 
@@ -312,7 +315,7 @@ def _like(make: Any) -> Any:
     return implementation
 
 
-# Made while tracing, as constants: they depend on no values.
+# These depend on no values, so they are constants made while tracing.
 implements(np.zeros_like)(_like(np.zeros))
 implements(np.empty_like)(_like(np.zeros))
 implements(np.ones_like)(_like(np.ones))

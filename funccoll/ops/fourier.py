@@ -1,4 +1,4 @@
-"""np.fft over traced arrays: transforms over several dimensions are one after the other, in NumPy's order."""
+"""np.fft over traced arrays. Transforms over several dimensions run one after the other, in NumPy's order."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ def ihfft(a: Any, n: Any = None, axis: int = -1, norm: Any = None, out: Any = No
 
 
 def _sizes(a: Any, s: Any, axes: Any, half: bool) -> list[tuple[int, int | None]]:
-    """(axis, number of elements) for each transform; `half` for a spectrum of which the last axis has one half."""
+    """Return (axis, number of elements) for each transform. With `half`, the last axis of the spectrum has only one half."""
     if axes is None:
         axes = range(-len(a.shape if s is None else s), 0)
     sizes = [a.shape[d] for d in axes] if s is None else list(s)
     if len(sizes) != len(axes):
         raise ShapeError(f"np.fft: s={s!r} and axes={axes!r} have different lengths.")
     if half and s is None and sizes:
-        sizes[-1] = None  # what the transform takes by itself
+        sizes[-1] = None  # the transform's own default
     return [(d, a.shape[d] if n == -1 else n) for d, n in zip(axes, sizes, strict=True)]
 
 
 def _along_several(first: Callable[..., Any], last: Callable[..., Any], default: Any, half_first: bool) -> Callable[..., Any]:
-    """Transforms over several axes: the last axis comes first, but for those that end with real numbers (`half_first`)."""
+    """Transform over several axes. The last axis comes first, unless the results are real numbers (`half_first`)."""
 
     def implementation(a: Any, s: Any = None, axes: Any = default, norm: Any = None, out: Any = None) -> Any:
         refuse_out(out)

@@ -19,20 +19,20 @@ __all__ = ["at", "getitem", "take"]
 
 
 def _sequence(item: Sequence[Any]) -> Any:
-    """A list in an index as an array; an empty one has no dtype of its own."""
+    """Return a list in an index as an array. An empty one has no dtype of its own."""
     array = as_traceable(item)
     return array if array.size else array.astype(np.int64)
 
 
 def _consumes(item: Any) -> int:
-    """Number of dimensions that an item of an index consumes."""
+    """Return the number of dimensions that an item of an index consumes."""
     if item is None or item is Ellipsis:
         return 0
     return item.ndim if isinstance(item, np.ndarray) and item.dtype == np.bool_ else 1
 
 
 def recipe_of(shape: tuple[int, ...], index: Any) -> tuple[Recipe, list[Any]]:
-    """A user's index as a static recipe and its integer-array operands; checks bounds that are known."""
+    """Split a user's index into a static recipe and its integer-array operands. Bounds that are known are checked."""
     items = list(index) if isinstance(index, tuple) else [index]
     items = [_sequence(i) if isinstance(i, (list, tuple)) else i for i in items]
     expanded: list[Any] = []
@@ -78,7 +78,7 @@ def recipe_of(shape: tuple[int, ...], index: Any) -> tuple[Recipe, list[Any]]:
                     "a slice with traced bounds has a size that depends on values. Use "
                     "x[start + np.arange(size)] with a fixed size."
                 )
-            # Bounds as Python ints: a recipe is hashable and prints the same everywhere.
+            # Python ints keep a recipe hashable, and it prints the same everywhere.
             try:
                 bounds = [None if b is None else operator.index(b) for b in (item.start, item.stop, item.step)]
             except TypeError:
@@ -106,7 +106,7 @@ def recipe_of(shape: tuple[int, ...], index: Any) -> tuple[Recipe, list[Any]]:
 
 
 def getitem(x: Any, index: Any) -> Any:
-    """`x[index]` with basic and integer-array indexing."""
+    """Return `x[index]`, with basic and integer-array indexing."""
     recipe, arrays = recipe_of(tuple(x.shape), index)
     return bind(getitem_p, x, *arrays, recipe=recipe) if recipe else x
 
@@ -129,7 +129,7 @@ def take(a: Any, indices: Any, axis: int | None = None, out: Any = None, mode: s
 
 
 def getitem_traced(x: Any, index: Any) -> Any:
-    """Indexing when only the index may be traced."""
+    """Return `x[index]` if only the index may be traced."""
     recipe, arrays = recipe_of(tuple(x.shape), index)
     return bind(getitem_p, x, *arrays, recipe=recipe)
 
@@ -175,7 +175,7 @@ class _At:
         value = astype(value, x.dtype) if hasattr(value, "dtype") else np.asarray(value, x.dtype)
         recipe, arrays = recipe_of(tuple(x.shape), self._given())
         operands = (x, value, *arrays)
-        if not any(isinstance(v, Traced) for v in operands):  # the type rule checks shapes, and does not run outside a trace
+        if not any(isinstance(v, Traced) for v in operands):  # outside a trace nothing else checks shapes
             primitive.infer(*map(type_of, operands), recipe=recipe)
         return bind(primitive, *operands, recipe=recipe)
 
@@ -186,33 +186,37 @@ class _At:
 
     @user_frames()
     def set(self, value: Any) -> Any:
-        """A copy of x with x[index] = value. Where an index repeats, which value stays is not defined."""
+        """Return a copy of x with x[index] = value. If an index repeats, it is not defined which value stays."""
         return self._update(index_set_p, value)
 
     @user_frames()
     def add(self, value: Any) -> Any:
-        """A copy of x with value added at index; repeated indices add up."""
+        """Return a copy of x with `value` added at the index. Repeated indices add up."""
         return self._update(index_add_p, value)
 
     @user_frames()
     def multiply(self, value: Any) -> Any:
-        """A copy of x, multiplied by value at index; of repeated indices all values are factors."""
+        """Return a copy of x, multiplied by `value` at the index. If an index repeats, all its values are factors."""
         return self._update(INDEX_UPDATES[np.multiply], value)
 
     @user_frames()
     def max(self, value: Any) -> Any:
-        """A copy of x with np.maximum(x[index], value) at index; of repeated indices the largest value counts."""
+        """Return a copy of x with np.maximum(x[index], value) at the index. If an index repeats, its largest value counts."""
         return self._update(INDEX_UPDATES[np.maximum], value)
 
     @user_frames()
     def min(self, value: Any) -> Any:
-        """A copy of x with np.minimum(x[index], value) at index; of repeated indices the smallest value counts."""
+        """Return a copy of x with np.minimum(x[index], value) at the index. If an index repeats, its smallest value counts."""
         return self._update(INDEX_UPDATES[np.minimum], value)
 
     @user_frames()
     def get(self, mode: str | None = None, fill_value: Any = None) -> Any:
-        """x[index]. `mode` says what integers out of bounds mean: "clip" the nearest place, "wrap" the place modulo the size,
-        "fill" `fill_value` (default: NaN, for integers the smallest number, for unsigned ones the largest), as in JAX.
+        """Return x[index].
+
+        Args:
+            mode: The meaning of integers out of bounds, as in JAX: "clip" takes the nearest place, "wrap" the place modulo the
+                size, and "fill" `fill_value`.
+            fill_value: By default NaN, for integers the smallest number, and for unsigned ones the largest.
         """
         x, index = as_traceable(self.x), self._given()
         if mode is None:
@@ -225,7 +229,7 @@ class _At:
             widths = [(0, 0)] * x.ndim
             for _, dim in items:
                 if dim is not None:
-                    widths[dim] = (0, 1)  # the place of all that is out of bounds
+                    widths[dim] = (0, 1)  # the place for indices out of bounds
             x = np.pad(x, widths, constant_values=_filler(x.dtype) if fill_value is None else fill_value)
         elif any(dim is not None and x.shape[dim] == 0 for _, dim in items):
             raise ShapeError(f"fc.at(x)[index].get(mode={mode!r}): an array of shape {tuple(x.shape)} has no place to choose.")
@@ -233,7 +237,7 @@ class _At:
 
 
 def _counted(i: Any, n: int) -> Any:
-    """An index counted from the front: negative ones count from the end."""
+    """Return an index counted from the front. Negative ones count from the end."""
     return np.where(i < 0, i + n, i)
 
 
@@ -251,7 +255,7 @@ def _filler(dtype: np.dtype) -> Any:
 
 
 def _each_dimension(shape: tuple[int, ...], index: Any) -> list[tuple[Any, int | None]]:
-    """The items of an index, each integer (array) with its dimension; None for other items."""
+    """Return the items of an index, each integer (array) with its dimension. Other items have None."""
     items = list(index) if isinstance(index, tuple) else [index]
     items = [_sequence(i) if isinstance(i, (list, tuple)) else i for i in items]
     out: list[tuple[Any, int | None]] = []
@@ -266,9 +270,25 @@ def _each_dimension(shape: tuple[int, ...], index: Any) -> list[tuple[Any, int |
 
 
 def at(x: Any) -> _At:
-    """Functional updates: `fc.at(x)[idx].set(v)`, `.add`, `.multiply`, `.min`, `.max` return new arrays; `.get` reads.
+    """Start a functional update: `fc.at(x)[idx].set(v)` returns a new array. It works on NumPy arrays and inside traced
+    functions.
 
-    Works on NumPy arrays and inside traced functions. `idx` is any basic or integer-array index; `v`
-    broadcasts to the region. Source: JAX's `x.at[idx]`.
+    There are `.set(v)`, `.add(v)`, `.multiply(v)`, `.min(v)` and `.max(v)`. `.get(mode)` reads: `mode` is "clip", "wrap" or
+    "fill", for indices out of bounds. `idx` is any basic or integer-array index, and `v` broadcasts to the region.
+
+    Source: JAX's `x.at[idx]`.
+
+    Args:
+        x: An array.
+
+    Returns:
+        An object that you index, and then call one of the methods of.
+
+    Example:
+        >>> x = np.zeros(4)
+        >>> print(fc.at(x)[1].set(5.0), fc.at(x)[np.array([0, 0, 3])].add(1.0))
+        [0. 5. 0. 0.] [2. 0. 0. 1.]
+        >>> print(fc.at(np.arange(4.0))[np.array([1, 9])].get("clip"))
+        [1. 3.]
     """
     return _At(x)

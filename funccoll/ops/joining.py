@@ -194,7 +194,7 @@ def piecewise(x: Any, condlist: Any, funclist: Sequence[Any], *args: Any, **kw: 
 
 @implements(np.choose)
 def choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Any:
-    """np.choose: for each element of `a` that element of the choice it numbers."""
+    """np.choose: each element of `a` is the number of the choice to take."""
     number, *arrays = np.broadcast_arrays(as_traceable(a), *unify(*map(as_operand, choices)))
     return np.take_along_axis(np.stack(arrays), _in_mode(number, len(arrays), mode)[None], axis=0)[0]
 

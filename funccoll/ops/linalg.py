@@ -66,7 +66,7 @@ def outer(a: Any, b: Any, out: Any = None) -> Any:
 
 
 def _explicit(subscripts: str, operands: Sequence[Any]) -> str:
-    """The subscripts without spaces, with an output term and letters in place of `...`."""
+    """Return the subscripts without spaces, with an output term and with letters in place of `...`."""
     subscripts = subscripts.replace(" ", "")
     left, arrow, right = subscripts.partition("->")
     terms = left.split(",")
@@ -85,7 +85,7 @@ def _explicit(subscripts: str, operands: Sequence[Any]) -> str:
 
 
 def _as_string(*items: Any) -> tuple[str, tuple[Any, ...]]:
-    """The string and the operands of a call `np.einsum(a, [0, 1], b, [1, 2], [0, 2])`."""
+    """Return the string and the operands of a call `np.einsum(a, [0, 1], b, [1, 2], [0, 2])`."""
     letters = string.ascii_lowercase + string.ascii_uppercase
     terms = ["".join("..." if i is Ellipsis else letters[i] for i in dimensions) for dimensions in items[1::2]]
     result = ["".join("..." if i is Ellipsis else letters[i] for i in items[-1])] if len(items) % 2 else []
@@ -105,7 +105,7 @@ def einsum(subscripts: Any, *operands: Any, out: Any = None, optimize: Any = Fal
 
 
 def _broadcast_terms(explicit: str, operands: Sequence[Any]) -> list[Any]:
-    """Operands with every dimension of size 1 at the size that its letter has elsewhere (NumPy's rule)."""
+    """Broadcast every dimension of size 1 to the size that its letter has elsewhere (NumPy's rule)."""
     terms = explicit.partition("->")[0].split(",")
     if any(len(t) != x.ndim for t, x in zip(terms, operands, strict=True)):
         return list(operands)  # the type rule raises the error

@@ -1,4 +1,4 @@
-"""NumPy's reductions that leave out NaN. A slice of NaNs alone gives NaN without NumPy's warning."""
+"""NumPy's reductions that leave out NaN. A slice of NaNs alone gives NaN, without NumPy's warning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__: list[str] = []
 
 
 def _both(where: Any, numbers: Any) -> Any:
-    """The condition of `where=`, and being a number."""
+    """Return the condition of `where=` and of being a number."""
     return numbers if where is None or where is np._NoValue or where is True else np.logical_and(numbers, where)
 
 
@@ -69,7 +69,7 @@ implements(np.nanmin)(_extremum(np.min, np.inf))
 
 def _position(function: Callable[..., Any], worst: float) -> Callable[..., Any]:
     def implementation(a: Any, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> Any:
-        """A slice of NaNs alone, which NumPy refuses, gives 0."""
+        """A slice of NaNs alone gives 0. NumPy raises an error."""
         refuse_out(out)
         a = as_traceable(a)
         numbers = np.where(np.isnan(a), np.asarray(worst, a.dtype), a) if is_inexact(a.dtype) else a
@@ -108,7 +108,7 @@ def nanvar(
     mean: Any = None,
     correction: Any = None,
 ) -> Any:
-    """np.nanvar: NaN where there are no more numbers than ddof."""
+    """np.nanvar: NaN if there are no more numbers than ddof."""
     refuse_out(out)
     a, keep = as_traceable(a), flag(keepdims)
     ddof = ddof if correction is None or correction is np._NoValue else correction

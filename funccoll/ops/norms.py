@@ -30,14 +30,14 @@ def _root_of_dot(x: Any, keepdims: bool) -> Any:
 
 
 def _largest(sizes: Any, dim: int, keepdims: bool) -> Any:
-    """The largest of sizes; 0 of none. (Where there are some, initial=0 would take part in the ties of zeros.)"""
+    """Return the largest of sizes, and 0 of none. If there are some, `initial=0` would take part in the ties of zeros."""
     if sizes.shape[dim]:
         return np.max(sizes, axis=dim, keepdims=keepdims)
     return np.max(sizes, axis=dim, keepdims=keepdims, initial=0)
 
 
 def _powers(size: Any, ord: Any) -> Any:
-    """The powers of sizes. Of a size of 0 it is a constant where the power would have an infinite derivative."""
+    """Return the powers of sizes. A size of 0 gives a constant if the power's derivative there is infinite."""
     if ord > 1:
         return size**ord
     zero = size == 0
@@ -113,7 +113,7 @@ def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any
 
 @implements(np.linalg.cond)
 def cond(x: Any, p: Any = None) -> Any:
-    """np.linalg.cond; an infinite one of a singular matrix only where it is computed from singular values."""
+    """np.linalg.cond. It is infinite for a singular matrix only if it is computed from singular values."""
     x = as_floats(x)
     if p in (None, 2, -2):
         s = svdvals(x)

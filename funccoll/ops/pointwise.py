@@ -27,7 +27,7 @@ def angle(z: Any, deg: bool = False) -> Any:
 
 @implements(np.sinc)
 def sinc(x: Any) -> Any:
-    """np.sinc: sin(πx) / πx, and 1 at 0. Near 0 its derivatives are those of its series, in which nothing cancels."""
+    """np.sinc: sin(πx) / πx, and 1 at 0. Near 0 its derivatives are those of its series, without cancellation."""
     x = np.pi * as_traceable(x)
     zero, near, one = x == 0, np.abs(x) < 0.5, np.ones((), x.dtype)
     constant = bind(stop_gradient_p, np.where(zero, one, x))
@@ -86,14 +86,14 @@ def _same(x: Any, y: Any, equal_nan: bool = False) -> Any:
 
 @implements(np.array_equal)
 def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Any:
-    """np.array_equal, as a traced boolean; False where the shapes differ."""
+    """np.array_equal, as a traced boolean. It is False if the shapes differ."""
     a1, a2 = as_traceable(a1), as_traceable(a2)
     return _same(a1, a2, equal_nan) if a1.shape == a2.shape else np.zeros((), bool)
 
 
 @implements(np.array_equiv)
 def array_equiv(a1: Any, a2: Any) -> Any:
-    """np.array_equiv, as a traced boolean; False where the shapes do not broadcast."""
+    """np.array_equiv, as a traced boolean. It is False if the shapes do not broadcast."""
     a1, a2 = as_traceable(a1), as_traceable(a2)
     try:
         np.broadcast_shapes(a1.shape, a2.shape)
@@ -145,7 +145,7 @@ def polyval(p: Any, x: Any) -> Any:
 
 
 def _windows(a: Any, size: int, mode: str, name: str) -> Any:
-    """Each run of `size` neighbours in a padded array, as rows."""
+    """Return each run of `size` neighbours in a padded array, as rows."""
     if mode not in ("full", "same", "valid"):
         raise UnsupportedError(f"{name}(mode={mode!r}): the modes are 'full', 'same' and 'valid'.")
     before = {"full": size - 1, "same": size // 2, "valid": 0}[mode]
@@ -164,7 +164,7 @@ def _vectors(a: Any, v: Any, name: str) -> list[Any]:
 
 @implements(np.convolve)
 def convolve(a: Any, v: Any, mode: str = "full") -> Any:
-    """np.convolve: a product of a matrix of windows, min(n, m) wide, with the shorter vector (infinities reach both ends)."""
+    """np.convolve: a matrix of windows, min(n, m) wide, times the shorter vector. Infinities reach both ends."""
     a, v = _vectors(a, v, "np.convolve")
     if v.shape[0] > a.shape[0]:
         a, v = v, a
@@ -178,7 +178,7 @@ def correlate(a: Any, v: Any, mode: str = "valid") -> Any:
         raise ShapeError("np.correlate takes vectors, not numbers: multiply them.")
     a, v = _vectors(a, v, "np.correlate")
     v = np.conj(v) if v.dtype.kind == "c" else v
-    if v.shape[0] > a.shape[0]:  # NumPy's rule: the roles change, and the result is turned round
+    if v.shape[0] > a.shape[0]:  # NumPy's rule: swap the roles, and reverse the result
         return np.flip(_windows(v, a.shape[0], mode, "np.correlate") @ a)
     return _windows(a, v.shape[0], mode, "np.correlate") @ v
 

@@ -20,19 +20,19 @@ __all__ = ["flag", "mean", "std", "sum_dtype", "var"]
 
 
 def sum_dtype(dtype: np.dtype) -> np.dtype:
-    """NumPy's rule: small integers and booleans accumulate in the platform's 64-bit integer."""
+    """Return the dtype to sum in. By NumPy's rule small integers and booleans accumulate in the platform's 64-bit integer."""
     if dtype.kind in "bi":
         return np.dtype(np.int64)
     return np.dtype(np.uint64) if dtype.kind == "u" else dtype
 
 
 def _given(value: Any) -> bool:
-    """False for NumPy's own marks of an argument that was left out."""
+    """Return False for NumPy's own marks of an argument that was left out."""
     return value is not None and value is not np._NoValue
 
 
 def _chosen(a: Any, where: Any, neutral: Any) -> Any:
-    """The array with what `where=` leaves out replaced by a value that a reduction does not see."""
+    """Replace what `where=` leaves out by a value that does not change the reduction."""
     if not _given(where) or where is True:
         return a
     return np.where(where, a, neutral if is_traced(neutral) else np.asarray(neutral, a.dtype))
@@ -63,12 +63,12 @@ def _accumulation(name: str) -> Callable[..., Any]:
 
 
 def _initial(value: Any, dtype: np.dtype) -> Any:
-    """A reduction's `initial` in the dtype of its result, as NumPy takes it."""
+    """Return a reduction's `initial` in the dtype of its result, as NumPy takes it."""
     return astype(value, dtype) if isinstance(value, Traced) else np.asarray(value, dtype)
 
 
 def flag(keepdims: Any) -> bool:
-    """The argument keepdims, which NumPy's own callers may leave at its mark for none."""
+    """Return the argument keepdims. NumPy's own callers may leave it at its mark for none."""
     return keepdims is not np._NoValue and bool(keepdims)
 
 
@@ -115,7 +115,7 @@ implements(np.all)(_logical("all"))
 
 
 def _count(a: Any, axis: Any, where: Any = None, keepdims: bool = False) -> Any:
-    """The number of elements that each mean is of: a number, or an array where `where=` chooses them."""
+    """Return the number of elements of each mean. It is an array if `where=` chooses them."""
     if _given(where) and where is not True:
         return np.sum(np.broadcast_to(as_traceable(where), a.shape), axis=axis, keepdims=keepdims)
     return math.prod(a.shape[d] for d in dims(axis, a.ndim))
@@ -126,7 +126,7 @@ def _quotient(total: Any, count: Any, accumulate: np.dtype) -> Any:
 
 
 def _mean_dtypes(dtype: np.dtype, asked: Any) -> tuple[np.dtype, np.dtype]:
-    """(dtype to accumulate in, dtype of the result): 16-bit floats accumulate in float32, as in NumPy."""
+    """Return (dtype to accumulate in, dtype of the result). 16-bit floats accumulate in float32, as in NumPy."""
     if asked is not None:
         dtype = check_dtype(np.dtype(asked))
         if not is_inexact(dtype):
@@ -192,7 +192,7 @@ def std(
     variance = var(a, axis, dtype, out, ddof, keepdims, where=where, mean=mean, correction=correction)
     if _given(mean) or _given(where) or (correction if _given(correction) else ddof) or _count(as_traceable(a), axis) != 1:
         return bind(root_p, variance)
-    return np.sqrt(bind(stop_gradient_p, variance))  # of one element: 0 whatever it is
+    return np.sqrt(bind(stop_gradient_p, variance))  # one element has the deviation 0, whatever it is
 
 
 def _position(primitive: Any) -> Callable[..., Any]:
@@ -237,7 +237,7 @@ def ptp(a: Any, axis: Any = None, out: Any = None, keepdims: Any = False) -> Any
 
 @implements(np.average)
 def average(a: Any, axis: Any = None, weights: Any = None, returned: bool = False, *, keepdims: Any = False) -> Any:
-    """np.average; weights of the array's shape, or one for each element along `axis`."""
+    """np.average. Weights have the array's shape, or are one for each element along `axis`."""
     a = as_traceable(a)
     if weights is None:
         result = np.mean(a, axis=axis, keepdims=flag(keepdims))

@@ -1,4 +1,4 @@
-"""The table of NumPy functions that can be traced, and the tracers' dispatch to it."""
+"""The table of NumPy functions that can be traced, and how tracers dispatch to it."""
 
 from __future__ import annotations
 
@@ -43,14 +43,23 @@ def implements(*functions: Callable[..., Any]) -> Callable[[F], F]:
 
 
 def supported_functions() -> list[str]:
-    """The NumPy functions and ufuncs that traced functions can use: `np.add`, `np.linalg.norm`, ..., sorted."""
+    """Return the names of the NumPy functions and ufuncs that traced functions can use, sorted.
+
+    Returns:
+        A list of strings such as `np.add` and `np.linalg.norm`.
+
+    Example:
+        >>> names = fc.supported_functions()
+        >>> print("np.einsum" in names, "np.random.rand" in names)
+        True False
+    """
     ufuncs = {f"np.{u.__name__}" for u in (*UFUNCS, np.divmod, np.matmul, np.modf)}
     ufuncs |= {f"np.{name}" for name in ("vecdot", "matvec", "vecmat") if hasattr(np, name)}  # NumPy 2.1 and 2.2
     return sorted({qualified_name(f) for f in FUNCTIONS} | ufuncs)
 
 
 def qualified_name(function: Callable[..., Any]) -> str:
-    """A NumPy function's name as users write it: `np.linalg.norm`."""
+    """Return a NumPy function's name as users write it, such as `np.linalg.norm`."""
     return f"{getattr(function, '__module__', 'numpy')}.{function.__name__}".replace("numpy", "np", 1)
 
 
@@ -64,14 +73,14 @@ INSTEAD = {
     "union1d": "fc.unique(np.concatenate([x, y]), size=n)",
     "unravel_index": "np.divmod(x, n)",
 }
-"""Expressions that compute the same as NumPy functions that are not traced, for their plainest calls; n is a static number.
+"""Expressions for NumPy functions that are not traced. In their plainest calls they compute the same; n is a static number.
 
-A name is here for its meaning: functions that are only spelled alike mislead (np.tile for np.quantile).
+A name is listed for its meaning. Functions that are only spelled alike mislead (np.tile for np.quantile).
 """
 
 
 def instead(name: str) -> str:
-    """A sentence that says what to write in place of a NumPy function, or where to look."""
+    """Return a sentence with the expression to write in place of a NumPy function, or the page to look at."""
     expression = INSTEAD.get(name)
     return "fc.supported_functions() lists what can be traced." if expression is None else f"Write {expression} in its place."
 
@@ -86,7 +95,10 @@ _IN_PLACE = {np.fill_diagonal, np.put, np.put_along_axis, np.place, np.putmask, 
 
 
 def call_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """`__array_function__` of a tracer: call the table's entry; raises an error that says what to write if there is none."""
+    """Call the table's entry for a NumPy function, as `__array_function__` of a tracer.
+
+    If there is none, the error says what to write.
+    """
     implementation = FUNCTIONS.get(function)
     name = qualified_name(function)
     if implementation is None:
@@ -113,7 +125,7 @@ def call_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Map
     except FunccollError:
         raise
     except TypeError as error:
-        if error.__traceback__ is not None and error.__traceback__.tb_next is None:  # the call did not fit the signature
+        if error.__traceback__ is not None and error.__traceback__.tb_next is None:  # the arguments did not fit the signature
             what = str(error).rpartition("() ")[2]
             raise UnsupportedError(f"{name} while tracing: {what}. Leave it out; the other arguments can be traced.") from None
         raise UnsupportedError(f"{_shown(name, args, kwargs)}: {error}.") from error
@@ -122,7 +134,7 @@ def call_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Map
 
 
 def _shown(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """A call as messages show it: arrays by their types."""
+    """Return a call as messages show it, with the types of arrays."""
 
     def show(value: Any) -> str:
         return str(value.type) if isinstance(value, Traced) else f"{value!r:.40}"
@@ -131,18 +143,21 @@ def _shown(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
 
 def refuse_out(out: Any) -> None:
-    """Raise an InPlaceError for an `out` that was given by position."""
+    """Raise an InPlaceError if `out` was given by position."""
     if out is not None:
         raise InPlaceError("out= writes into an array; use the returned value instead.")
 
 
 def is_traced(x: Any) -> bool:
-    """True for a tracer. Type checkers do not narrow by it: `Traced` does not state NumPy's interface, which tracers have."""
+    """Return True for a tracer.
+
+    Type checkers do not narrow by it: tracers have NumPy's interface, but `Traced` does not state it.
+    """
     return isinstance(x, Traced)
 
 
 def as_operand(x: Any) -> Any:
-    """A tracer or Python scalar as it is, anything else as an array of a supported dtype."""
+    """Return a tracer or Python scalar as it is, and anything else as an array of a supported dtype."""
     if isinstance(x, Traced) or type(x) in (int, float, complex, bool):
         return x
     if isinstance(x, (list, tuple)) and has_traced(x):
@@ -151,25 +166,25 @@ def as_operand(x: Any) -> Any:
 
 
 def as_traceable(x: Any) -> Any:
-    """Like `as_operand`, with Python scalars as arrays too."""
+    """Return the same as `as_operand`, with Python scalars as arrays too."""
     x = as_operand(x)
     return x if isinstance(x, Traced) else np.asarray(x)
 
 
 def has_traced(x: Any) -> bool:
-    """True for a tracer, for a slice with a traced bound, and for lists and tuples that hold one."""
+    """Return True for a tracer, a slice with a traced bound, and lists and tuples that hold one."""
     if isinstance(x, slice):
         return has_traced((x.start, x.stop, x.step))
     return any(map(has_traced, x)) if isinstance(x, (list, tuple)) else isinstance(x, Traced)
 
 
 def normalize_dim(axis: Any, ndim: int, what: str = "axis") -> int:
-    """A dimension counted from either end, as 0 to ndim - 1; NumPy's AxisError otherwise."""
+    """Return a dimension counted from either end as 0 to ndim - 1. Raises NumPy's AxisError if there is no such dimension."""
     return int(np.lib.array_utils.normalize_axis_index(axis, ndim, what))
 
 
 def dims(axis: Any, ndim: int) -> tuple[int, ...]:
-    """NumPy's `axis` argument (None, an int, a tuple) as sorted dimensions."""
+    """Return NumPy's `axis` argument (None, an int, a tuple) as sorted dimensions."""
     if axis is None:
         return tuple(range(ndim))
     return tuple(sorted(np.lib.array_utils.normalize_axis_tuple(axis, ndim)))

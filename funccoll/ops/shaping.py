@@ -239,13 +239,13 @@ def tile(A: Any, reps: Any) -> Any:
     ndim = max(A.ndim, len(reps))
     shape = (1,) * (ndim - A.ndim) + tuple(A.shape)
     reps = (1,) * (ndim - len(reps)) + reps
-    pairs = list(zip(reps, shape, strict=True))  # its gradient is one sum, in place of one of each copy
+    pairs = list(zip(reps, shape, strict=True))  # so that its gradient is one sum, not one for each copy
     expanded = np.broadcast_to(_reshape(A, [n for _, size in pairs for n in (1, size)]), [n for pair in pairs for n in pair])
     return _reshape(expanded, [count * size for count, size in pairs])
 
 
 def _widths(pad_width: Any, ndim: int) -> tuple[tuple[int, int], ...]:
-    if isinstance(pad_width, dict):  # dimension -> its widths; the others keep their size
+    if isinstance(pad_width, dict):  # from dimension to widths; other dimensions keep their size
         given = {normalize_dim(d, ndim): width for d, width in pad_width.items()}
         pad_width = [np.broadcast_to(given.get(d, 0), 2) for d in range(ndim)]
     widths = tuple((int(lo), int(hi)) for lo, hi in np.broadcast_to(np.asarray(pad_width), (ndim, 2)))

@@ -17,7 +17,7 @@ __all__ = ["top_k", "unique"]
 
 
 def _along(a: Any, axis: int | None, name: str) -> tuple[Any, int]:
-    """The array and the dimension that are ordered; all elements in one dimension for axis=None."""
+    """Return the array and the dimension to order. For axis=None all elements are in one dimension."""
     a = as_traceable(a)
     if axis is None:
         return np.ravel(a), 0
@@ -105,16 +105,31 @@ def isin(element: Any, test_elements: Any, assume_unique: bool = False, invert: 
 
 
 def top_k(x: Any, k: int) -> tuple[Any, Any]:
-    """`(values, indices)` of the k largest elements along the last dimension, the largest first.
+    """Return the k largest elements along the last dimension, the largest first, and their indices.
 
-    Of equal elements the first comes first, and NaN counts as the largest, as in `jax.lax.top_k`. Gradients flow through
-    the values. Raises: ShapeError where the dimension has fewer than k elements.
+    If elements are equal, the first comes first. NaN counts as the largest. Both are as in `jax.lax.top_k`. Gradients flow
+    through the values.
+
+    Args:
+        x: An array of shape (..., n).
+        k: The number of elements, from 0 to n.
+
+    Returns:
+        `(values, indices)`, both of shape (..., k).
+
+    Raises:
+        ShapeError: If the last dimension has fewer than k elements.
+
+    Example:
+        >>> values, indices = fc.top_k(np.array([3.0, 1.0, 7.0, 5.0]), 2)
+        >>> print(values, indices)
+        [7. 5.] [2 3]
     """
     x = as_traceable(x)
     if not x.ndim or not 0 <= k <= x.shape[-1]:
         raise ShapeError(f"top_k: an array of shape {tuple(x.shape)} does not have {k} elements along its last dimension.")
     n = x.shape[-1]
-    rising = bind(argsort_p, np.flip(x, -1), dim=x.ndim - 1, kind="stable")  # of equal elements the last first
+    rising = bind(argsort_p, np.flip(x, -1), dim=x.ndim - 1, kind="stable")  # equal elements: the last first
     indices = n - 1 - np.flip(rising, -1)[..., :k]
     return np.take_along_axis(x, indices, axis=-1), indices
 
@@ -128,11 +143,29 @@ def unique(
     return_inverse: bool = False,
     return_counts: bool = False,
 ) -> Any:
-    """The first `size` of the sorted distinct elements: np.unique's result has a shape that depends on values.
+    """Return the first `size` of the sorted distinct elements. The shape of np.unique's result would depend on values.
 
-    Where there are fewer, `fill_value` follows (default: the smallest element), as in `jnp.unique(x, size=)`. NaNs count as
-    equal. On request also the index of each element's first appearance, for each element of x the position of its value,
-    and the counts (0 for fillers), as in np.unique.
+    NaNs count as equal. The function is `jnp.unique(x, size=)`.
+
+    Args:
+        x: An array of any shape, with at least one element.
+        size: The number of elements of the result.
+        fill_value: The element that follows if there are fewer. None takes the smallest element of `x`.
+        return_index: True returns also the index of each element's first appearance, in the flat `x`.
+        return_inverse: True returns also, for each element of `x`, the position of its value.
+        return_counts: True returns also how often each element appears, and 0 for fillers.
+
+    Returns:
+        An array of shape (size,), or a tuple of it and the arrays you ask for, in the order of np.unique.
+
+    Raises:
+        ShapeError: If `x` has no elements.
+
+    Example:
+        >>> print(fc.unique(np.array([3, 1, 3, 2]), 2))
+        [1 2]
+        >>> print(fc.unique(np.array([3, 1, 3, 2]), 4, fill_value=-1, return_counts=True))
+        (array([ 1,  2,  3, -1]), array([1, 1, 2, 0]))
     """
     x = as_traceable(x)
     flat = np.ravel(x)
@@ -143,7 +176,7 @@ def unique(
     before, after = ordered[:-1], ordered[1:]
     new = np.concatenate([np.ones(1, bool), (before != after) & ~(np.isnan(before) & np.isnan(after))])
     place = np.cumsum(new) - 1
-    kept = np.minimum(place, size)  # one more place, for what does not fit
+    kept = np.minimum(place, size)  # one more place for values that do not fit
     first = np.where(new, np.arange(flat.size), 0)
     start = at(np.zeros(size + 1, np.int64))[kept].max(first)[:size]
     filler = np.arange(size) > place[-1]

@@ -19,7 +19,7 @@ __all__ = ["rows_of"]
 
 
 def rows_of(a: Any, axis: Any, name: str) -> tuple[Any, tuple[int, ...]]:
-    """The elements that each result is of as one last dimension, and the result's shape with keepdims."""
+    """Return the elements of each result as one last dimension, and the result's shape with keepdims."""
     if a.dtype.kind == "c":
         raise DTypeError(f"{name} is not defined for complex numbers: they have no order. Use np.abs(x).")
     over = dims(axis, a.ndim)
@@ -31,7 +31,7 @@ def rows_of(a: Any, axis: Any, name: str) -> tuple[Any, tuple[int, ...]]:
     return rows, tuple(1 if d in over else n for d, n in enumerate(a.shape))
 
 
-# Places among n sorted elements (counted from 0, with a fraction) at which a quantile is, by Hyndman and Fan (1996).
+# The place of a quantile among n sorted elements, counted from 0, with a fraction. Source: Hyndman and Fan, 1996.
 _CONTINUOUS = {
     "interpolated_inverted_cdf": (0.0, 1.0),
     "hazen": (0.5, 0.5),
@@ -64,13 +64,13 @@ def _place(n: Any, q: Any, method: str) -> Any:
 
 
 def _quantile(a: Any, q: Any, axis: Any, method: str, keepdims: bool, weak: bool, skip_nan: bool, name: str) -> Any:
-    """Quantiles along `axis`; with `skip_nan` of the numbers in each row alone, which stand before the NaNs."""
+    """Return quantiles along `axis`. With `skip_nan` they are of the numbers in each row, which stand before its NaNs."""
     rows, kept = rows_of(a, axis, name)
     ordered = np.sort(rows, axis=-1)
     size, wanted = rows.shape[-1], np.ravel(q)
     inexact = is_inexact(a.dtype)
     n = np.sum(~np.isnan(rows), axis=-1, keepdims=True) if skip_nan and inexact else size
-    # NumPy's number of elements is a Python integer, which widens no q.
+    # NumPy's number of elements is a Python integer, so it does not widen q.
     place = _place(n.astype(wanted.dtype) if np.ndim(n) and is_inexact(wanted.dtype) else n, wanted, method)
     if np.ndim(n):
         place = np.broadcast_to(place, (*rows.shape[:-1], wanted.size))
@@ -85,7 +85,7 @@ def _quantile(a: Any, q: Any, axis: Any, method: str, keepdims: bool, weak: bool
         if not weak:
             note_widening((a, wanted), result_dtype(a, place))
         whole = np.floor(place)
-        # Outside, where both elements are one, it is NumPy's as well: it decides the sign of a zero.
+        # Outside, both elements are the same one. The fraction is NumPy's there too: it decides the sign of a zero.
         fraction = place - np.where(place >= n - 1, -1.0, np.maximum(whole, 0.0))
         if method == "midpoint":
             fraction = np.where(place % 1 == 0, 0.0, 0.5)
@@ -94,7 +94,7 @@ def _quantile(a: Any, q: Any, axis: Any, method: str, keepdims: bool, weak: bool
         whole, dtype = whole.astype(np.int64), a.dtype if weak and inexact else place.dtype
         low, high = element(whole), element(whole + 1)
         gap = high - low
-        # Two forms, so that the result at either end is that element to the bit: NumPy's own interpolation.
+        # Two forms, as in NumPy: at either end the result is that element to the bit.
         upper = high - gap * (1 - fraction).astype(dtype)
         result = np.where(fraction >= 0.5, upper, low + gap * fraction.astype(dtype))
     if inexact:
@@ -202,7 +202,7 @@ def histogram(a: Any, bins: Any = 10, range: Any = None, density: Any = None, we
     n = edges.shape[0] - 1
     values = a.astype(edges.dtype) if is_inexact(edges.dtype) else a
     place = np.searchsorted(edges, values, "right") - 1
-    place = np.where(values == edges[-1], n - 1, place)  # the last bin has both its edges
+    place = np.where(values == edges[-1], n - 1, place)  # the last bin includes both edges
     weights = None if weights is None else np.ravel(as_traceable(weights))
     counts = np.bincount(np.where((place >= 0) & (place < n), place, n), weights, minlength=n + 1)[:n]
     if weights is not None:
@@ -232,7 +232,7 @@ def cov(
         if given.ndim > 2:
             raise ShapeError(f"np.cov takes arrays of at most 2 dimensions, not shape {tuple(given.shape)}.")
         x = np.atleast_2d(given)
-        as_it_is = rowvar or given.ndim == 1 or (bool(rows) and x.shape[0] == 1)  # NumPy's rule for y is another
+        as_it_is = rowvar or given.ndim == 1 or (bool(rows) and x.shape[0] == 1)  # NumPy has another rule for y
         rows.append(x if as_it_is else x.T)
     x = np.concatenate(rows) if len(rows) > 1 else rows[0]
     x = astype(x, dtype if dtype is not None else np.result_type(x.dtype, np.float64))

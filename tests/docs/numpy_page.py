@@ -21,7 +21,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "guides" / "numpy.md"
 HEAD = """# NumPy in traced functions
 
 `python -m tests.docs.numpy_page` writes this page from the table of functions (`funccoll.supported_functions()`) and from the
-cases that test it. NumPy's own functions are called, on traced arrays as on others:
+cases that test it. You call NumPy's own functions, on traced arrays as on others:
 
 ```python
 import numpy as np, funccoll as fc
@@ -33,11 +33,12 @@ print(fc.grad(lambda x: np.sum(np.sort(x)[-3:]))(np.array([3.0, 1.0, 2.0, 5.0]))
 [1. 0. 1. 1.]
 ```
 
-A function without a note takes all of NumPy's arguments but `out=` (use the returned value), and `order=`, `subok=`, `copy=`
-and `device=`, which say where an array lies. Values are NumPy's own to the bit; where the last column says *rounding* they are
-equal to a few roundings, because they are computed in other steps (sum, prod, mean, var, std: with `where=` alone). What has
-a gradient is differentiable any number of times.
-Shapes are known while tracing: what would depend on values is refused, and the message says what to write.
+A function without a note takes all of NumPy's arguments but `out=` (use the returned value), and but `order=`, `subok=`,
+`copy=` and `device=`, which describe an array's memory. Values are NumPy's own to the bit. If the last column says *rounding*,
+they are equal up to a few roundings, because they are computed in other steps (sum, prod, mean, var, std: only with `where=`).
+If a function has a gradient, you can differentiate it any number of times.
+
+Shapes are known while tracing. If a shape would depend on values, the function raises an error that says what to write.
 
 ## What NumPy cannot dispatch
 
@@ -120,7 +121,7 @@ def page() -> str:
         *section(),
         "## Not traced, with an expression that computes the same",
         "",
-        "The message of each says it, too. n is a number that is known.",
+        "The error of each names the expression, too. n is a number that is known.",
         "",
         "| function | write |",
         "|---|---|",
