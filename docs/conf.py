@@ -20,6 +20,7 @@ project, author, release = "funccoll", "the funccoll developers", __version__
 html_title = f"funccoll {__version__}"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_copybutton"]
 html_theme = "furo"
+html_show_copyright = False
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 exclude_patterns = ["_build", "**.ipynb_checkpoints"]

@@ -23,9 +23,9 @@ def converted(lines: list[str]) -> list[str]:
         heads = [line for line in paragraph.split("\n") if line and not line[0].isspace()]
         if heads:
             in_section = bool(SECTION.match(heads[-1]))
-        if paragraph.lstrip().startswith((">>>", "..")):
+        if paragraph.lstrip().startswith(".."):
             paragraphs.append(paragraph)
-        elif not heads and paragraph.startswith("    ") and not in_section:
+        elif not heads and paragraph.startswith("    ") and not in_section and ">>>" not in paragraph:
             paragraphs.append(f".. code-block:: python\n\n{paragraph}")
         else:
             paragraphs.append(_paragraph(paragraph))
@@ -33,6 +33,11 @@ def converted(lines: list[str]) -> list[str]:
 
 
 def _paragraph(text: str) -> str:
+    prose, prompt, doctest = text.partition(">>>")
+    return _prose(prose) + prompt + doctest
+
+
+def _prose(text: str) -> str:
     parts, end = [], 0
     for match in re.finditer(CODE.pattern, text, re.DOTALL):
         before, after = text[: match.start()][-1:].isalnum(), text[match.end() :][:1].isalnum()

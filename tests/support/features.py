@@ -540,4 +540,11 @@ FEATURES = (
         WORKS,
         "Tests execute them, and open them in JupyterLab in a headless Chromium if there is one.",
     ),
+    Feature(
+        "site",
+        "The site: guides, reference, design, benchmarks (`make docs`)",
+        "tools",
+        WORKS,
+        "Tests run its code, and open its pages in a headless Chromium if there is one.",
+    ),
 )
