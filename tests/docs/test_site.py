@@ -56,7 +56,7 @@ def test_the_reference_has_every_command_and_variable(reference_pages, tmp_path)
         ("The `P`s of `x`.", r"The ``P``\ s of ``x``."),
         ("Returns x_ and _y.", r"Returns x\_ and _y."),
         ("First.\n\n    x = f(*args)\n\nLast.", "First.\n\n.. code-block:: python\n\n    x = f(*args)\n\nLast."),
-        ("Args:\n    x: An array.\n\n        More of *it*.", "Args:\n    x: An array.\n\n        More of \\*it*."),
+        ("Args:\n    x: An array.\n\n        More of *it*.", "Args:\n    x: An array.\n\n        More of \\*it\\*."),
         ("Example:\n    >>> f(*x)", "Example:\n    >>> f(*x)"),
         (">>> f(*x)\n1", ">>> f(*x)\n1"),
     ],
