@@ -24,7 +24,7 @@ os.chdir({directory!r})
 sys.argv, sys.path[0] = ["example.py"], {directory!r}
 runpy.run_path("example.py", run_name="__main__")
 """
-UNCHECKED = {"ARCHITECTURE.md", "docs/design/overview.md"}
+UNCHECKED = {"docs/design/overview.md"}
 """Pages whose block is a sketch: its names come from a text around it."""
 
 

@@ -1,15 +1,21 @@
-"""The folders of docs/design/folders.md, from their docstrings: `python -m tests.repo.folders_page` writes the table."""
+"""The tables of folders, from their docstrings, in docs/design/folders.md and, shorter, in ARCHITECTURE.md.
+
+`python -m tests.repo.folders_page` writes both.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from tests.repo.layers import ORDERS, PLANNED, ROOT
 
-PAGE = ROOT.parent / "docs" / "design" / "folders.md"
-HEAD = "| folder or file | what is there, and what it may import |\n|---|---|\n"
+FULL = "| folder or file | what is there, and what it may import |\n|---|---|\n"
+SHORT = "| folder of `funccoll/` | what is there |\n|---|---|\n"
+TABLES = {ROOT.parent / "docs" / "design" / "folders.md": FULL, ROOT.parent / "ARCHITECTURE.md": SHORT}
+"""Page -> the head of its table."""
 
 
 def paragraphs(path: Path) -> list[str]:
@@ -30,19 +36,28 @@ def rows(package: str = "") -> Iterator[tuple[str, str]]:
             yield f"{name}.py", paragraphs(path.with_suffix(".py"))[0]
 
 
-def table() -> str:
-    """The table, with its head."""
-    return HEAD + "".join(f"| `{name}` | {words} |\n" for name, words in rows())
+def short_rows() -> Iterator[tuple[str, str]]:
+    """(name, first sentence) of the folders at the top, in the order of `rows`."""
+    for name, words in rows():
+        if name.count("/") == 1:
+            yield name, re.split(r"(?<=\.) ", words, maxsplit=1)[0]
 
 
-def with_table(page: str) -> str:
-    """The page with the table of now in place of its own."""
-    before, head, after = page.partition(HEAD)
-    assert head, f"{PAGE.name} has no table of folders"
+def table(head: str) -> str:
+    """The table with this head."""
+    found = rows() if head == FULL else short_rows()
+    return head + "".join(f"| `{name}` | {words} |\n" for name, words in found)
+
+
+def with_table(text: str, head: str) -> str:
+    """The text of a page with the table of now in place of its own."""
+    before, found, after = text.partition(head)
+    assert found, f"a page has no table with the head {head!r}"
     rest = after.split("\n")
     end = next(i for i, line in enumerate(rest) if not line.startswith("|"))
-    return before + table() + "\n".join(rest[end:])
+    return before + table(head) + "\n".join(rest[end:])
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page, head in TABLES.items():
+        page.write_text(with_table(page.read_text(encoding="utf-8"), head), encoding="utf-8")

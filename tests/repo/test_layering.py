@@ -93,9 +93,13 @@ def source_of(module: str) -> str:
     return ROOT.joinpath(*module.split(".")).with_suffix(".py").read_text()
 
 
-def test_architecture_has_the_folders_and_what_they_may_import():
-    page = folders_page.PAGE.read_text(encoding="utf-8")
-    assert folders_page.with_table(page) == page, "run python -m tests.repo.folders_page"
+@pytest.mark.parametrize(("page", "head"), folders_page.TABLES.items(), ids=lambda x: getattr(x, "stem", ""))
+def test_pages_have_the_folders(page, head):
+    text = page.read_text(encoding="utf-8")
+    assert folders_page.with_table(text, head) == text, "run python -m tests.repo.folders_page"
+
+
+def test_folders_say_what_they_may_import():
     folders = [path for path in FILES if path.name == "__init__.py" and path.parent != ROOT]
     silent = [str(path.parent) for path in folders if "import" not in "".join(folders_page.paragraphs(path)[1:2])]
     assert not silent, f"their docstrings do not say, in a second paragraph, what they may import: {silent}"
