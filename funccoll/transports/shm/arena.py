@@ -1,4 +1,4 @@
-"""Arenas: each rank's part of the shared memory, reserved as address space, with pages committed as they are needed."""
+"""Arenas: each rank's part of the shared memory. They are reserved as address space, and pages are committed as needed."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ __all__ = ["ALIGNMENT", "LARGE", "LARGEST", "PAGE", "SHAREABLE", "Arena", "Pages
 
 PAGE = 4096
 ALIGNMENT = 128
-"""Two cache lines: processors fetch them in pairs, and one rank may write a block while another reads the next."""
+"""Two cache lines. Processors fetch lines in pairs, and one rank may write a block while another reads the next."""
 LARGE = 32 << 20
-"""Bytes from which on blocks give their pages back when freed; smaller ones are only used again."""
+"""Bytes from which on a freed block gives its pages back. Smaller blocks are only reused."""
 
 LARGEST = 64 << 30
-"""Bytes of address space of an arena, where nothing limits it."""
+"""Bytes of an arena's address space if nothing limits it."""
 SHAREABLE = 1 << 17
 """Bytes of an array from which on its block has a tail."""
 
 _SMALL = 1 << 20  # blocks up to here have two sizes per power of two, larger ones eight
 _CACHED_LARGE = 8  # free large blocks that keep their pages: fresh ones cost 0.3 ms per MiB
-_RUN = 256 << 10  # bytes of small blocks that are made together where pages were given back
-_RESERVE = 64 << 20  # bytes of the machine's memory that are left: without any, processes are killed
+_RUN = 256 << 10  # bytes of small blocks that are made together from pages that were given back
+_RESERVE = 64 << 20  # bytes of the machine's memory to leave free: without any, processes are killed
 _GROWTH = 2 << 20, 64 << 20  # an arena grows by a quarter of itself, within these bounds
 
 
 @functools.lru_cache(maxsize=1024)
 def block_size(nbytes: int) -> int:
-    """Bytes of the block that holds `nbytes`: a multiple of ALIGNMENT with few values, so that blocks can be used again."""
+    """Bytes of the block that holds `nbytes`. It is a multiple of ALIGNMENT with few values, so that blocks can be reused."""
     power = 1 << (max(nbytes, ALIGNMENT) - 1).bit_length()
     step = max(ALIGNMENT, power >> (2 if power <= _SMALL else 4))
     return -(-max(nbytes, ALIGNMENT) // step) * step
 
 
 def tail_size(nbytes: int, nranks: int) -> int:
-    """Bytes behind the block of an array of `nbytes`, which count how often each of `nranks` ranks has given it back.
+    """Bytes behind the block of an array of `nbytes`. They count how often each of `nranks` ranks has released it.
 
-    Whole pages, because those of large blocks are given back to the system.
+    The tail fills whole pages, because those of large blocks are given back to the system.
     """
     return 0 if nbytes < SHAREABLE else -(-8 * nranks // PAGE) * PAGE
 
 
 class Pages:
-    """The pages of a large block: when nothing refers to them any more, they go back to the system."""
+    """The pages of a large block. They go back to the system when nothing refers to them any more."""
 
     __slots__ = ("__weakref__", "offset", "size")
 
@@ -63,13 +63,13 @@ class Pages:
 class Arena:
     """The allocator of new blocks and of freed large ones. Offsets count from the beginning of the mapping.
 
-    The caller lets one thread at a time allocate. Blocks may be freed at any time, also during an allocation: that only
-    appends to lists and pops from them, each a single step for Python's threads.
+    The caller lets one thread at a time allocate. Blocks may be freed at any time, even during an allocation: that only appends
+    to lists and pops from them, and each is a single step for Python's threads.
 
-    Attributes: `cached`, the pages of large blocks that were freed, of which it keeps the last few.
+    Attributes: `cached`, the pages of the last few large blocks that were freed.
 
-    `owner` begins the sentences of errors: "rank 2's". In `exclusive` no other process gets memory: all see the same free
-    bytes, and must not all take them.
+    `owner` begins the sentences of errors: "rank 2's". In `exclusive` no other process gets memory. All processes see the same
+    free bytes, and must not all take them.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Arena:
         return range(offset, offset + 1)
 
     def _limit(self) -> str:
-        """The end of a sentence, with the limit that has made the arena small; "" where none has."""
+        """The end of a sentence that names the limit on the arena's size; "" if nothing has limited it."""
         if self._end - self._start >= LARGEST:
             return ""
         limits = " and ".join(address_space_limits()) or "`ulimit -v` or `ulimit -f` of another rank"
@@ -147,7 +147,7 @@ class Arena:
             self._fragments.append((start, end - start))
 
     def reclaim(self, blocks: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Give the pages of free blocks back to the system, neighbours joined; `blocks` are (offset, bytes).
+        """Give the pages of free blocks back to the system, neighbours joined. `blocks` are (offset, bytes).
 
         Returns the blocks that do not fill a page with their neighbours. They stay as they are.
         """
@@ -174,7 +174,7 @@ class Arena:
         return kept
 
     def needs(self, size: int) -> bool:
-        """True when a block of `size` bytes needs more memory than the arena has."""
+        """True if a block of `size` bytes needs more memory than the arena has."""
         return self._top + size > self._end_committed
 
     def _grow(self, end: int) -> None:
@@ -188,7 +188,7 @@ class Arena:
         self._end_committed = target
 
     def _commit(self, offset: int, nbytes: int) -> None:
-        """Give pages to a range; cached blocks give theirs back first when memory is short."""
+        """Give pages to a range. If memory is short, cached blocks give theirs back first."""
         with self._exclusive():
             if nbytes + _RESERVE > available_memory():
                 self.cached.clear()
@@ -210,7 +210,7 @@ class Arena:
         self._mapping = None
 
     def lost(self, blocks: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """The parts of the arena that are in none of these blocks, nor free, as (offset, bytes)."""
+        """The parts of the arena in none of these blocks and not free, as (offset, bytes)."""
         pages = [(found.offset, found.size) for ref in list(self._returns.values()) if (found := ref()) is not None]
         found, end = [], self._start
         for offset, size in sorted([*blocks, *pages, *self._holes, *self._fragments, (self._top, 0)]):
@@ -234,9 +234,9 @@ class Arena:
         return None
 
     def _find_hole(self, least: int, most: int) -> tuple[int, int]:
-        """(offset, bytes) of a place without pages, at least `least` and at most the larger bound; its pages are committed.
+        """(offset, bytes) of a place without pages, at least `least` and at most the larger bound. Its pages are committed.
 
-        The first one that is large enough, neighbours joined; (0, 0) where there is none.
+        The first place that is large enough, neighbours joined; (0, 0) if there is none.
         """
         holes: list[tuple[int, int]] = []
         while self._holes:

@@ -39,19 +39,19 @@ _ENTRY_WORDS = 4
 """Words of an entry of the table: a hash of mesh and axes, begin and end of the control blocks, bytes of the caches."""
 _MAILBOXES: tuple[Mailboxes, ...] = (), MAILBOXES, MAILBOXES_ON_SHARED_CORES
 _ANSWER_TIMEOUT = 0.2
-"""Seconds in which ranks of other hosts say where they are. Soon after a rank was killed mpirun ends the others, too."""
+"""Seconds for ranks of other hosts to report their positions. Soon after a rank was killed, mpirun ends the others, too."""
 _NOWHERE = "has not entered any collective of this group"
 _TOLD = 8
-"""Decisions of which a rank tells those of other hosts."""
+"""Decisions that a rank reports to those of other hosts."""
 _NOTE_BYTES = 512
-"""Bytes in which a rank says how many exceptions have left its programs, and which was the last."""
+"""Bytes in which a rank publishes how many exceptions have left its programs, and the last of them."""
 _UNNOTED = FunccollError("an exception left a program, and another one came before it was noted")
 
 
 class Communicators:
     """The communicators of one job.
 
-    A table in the heap has the offsets of their control blocks, written by the first rank to use one.
+    A table in the heap has the offsets of their control blocks. The first rank that uses one writes it.
     """
 
     def __init__(self, world: Membership, heap: Heap, access: PeerAccess, notes: ProcessNotes):
@@ -61,13 +61,13 @@ class Communicators:
         """By communicator, a hash of this process's eager collectives, of exceptions that left programs after a collective, and
         of decisions that enclose collectives."""
         self.low_water_marks = np.zeros(_MAX_COMMUNICATORS, np.int64)
-        """By communicator, a count that the counters of all its ranks have reached: see RESERVE."""
+        """By communicator, a count that the counters of all its ranks have reached. See RESERVE."""
         self.contention = np.zeros(2, np.int64)
-        """The waits' record of other processes that want this one's core: see `contention` in `kernels.kernel_context`."""
+        """The waits' record of other processes that want this one's core. See `contention` in `kernels.kernel_context`."""
         self.busy = bytearray(_MAX_COMMUNICATORS)
-        """By communicator, 1 while one of its calls runs: a call from inside it, by a signal handler say, is refused."""
+        """By communicator, 1 while one of its calls runs. A call from inside it raises, for example by a signal handler."""
         self.plans: WeakValues[int, Plan] = WeakValues()
-        """By the hashes that this rank publishes when it enters; collective groups keep them."""
+        """By the hashes that this rank publishes when it enters. Collective groups keep them."""
         self.programs = CompiledPrograms(world.watch)
         self._scratch: dict[frozenset[int], np.ndarray] = {}
         self._broken: FunccollError | None = None
@@ -87,7 +87,7 @@ class Communicators:
         self._logs: dict[int, DecisionLog] = {}
         self._left_behind: list[object] = []
         self.waiting_for: dict[int, Wait] = {}
-        """The waits of this rank's threads for longer than a moment, by the numbers of communicators, in their order."""
+        """The waits of this rank's threads that take longer than a moment, by the numbers of communicators, in their order."""
         self.across_hosts = bool(number_hosts(world.hosts))
         """True in a job on several hosts."""
         world.watch.answer_with("call", self._answer)
@@ -126,7 +126,7 @@ class Communicators:
             return self._known[key][0]
 
     def _hosts(self, members: Sequence[int]) -> tuple[int, ...]:
-        """The hosts of a group's ranks, where they are on several."""
+        """The hosts of a group's ranks, if there are several."""
         return number_hosts(self.world.hosts[m] for m in members)
 
     def _piece_bytes(self) -> int:
@@ -139,8 +139,8 @@ class Communicators:
     def _place(self, hash: int, sizes: Sequence[int]) -> tuple[int, int, Mailboxes, int]:
         """The entry and the offset of the control blocks along some axes, their mailboxes, and the bytes of the host's caches.
 
-        They are the same in all processes, whichever asks first. Later ones get fewer mailboxes, so that there are some for
-        more of them; where half of the room is used up, the rest is for lines.
+        They are the same in all processes, whichever asks first. Later ones get fewer mailboxes, so that more of them get some.
+        Once half of the room is used up, the rest is for lines.
         """
         nbytes_with = lambda mailboxes: sum(ControlBlock(0, size, mailboxes=mailboxes).nbytes for size in sizes)
         with self.heap.exclusive(self.world.timeout):
@@ -163,7 +163,7 @@ class Communicators:
                 return used, start, mailboxes, cache_bytes
         raise FunccollError(
             f"this job has {used:,} communicators, one for each mesh and the axes over which its programs communicate, and no "
-            "room for another: make each mesh once, with fc.make_mesh, and use it in all functions."
+            f"room for another: make each mesh once, with fc.make_mesh, and use it in all functions."
         )
 
     def end(self, why: str) -> None:
@@ -173,9 +173,9 @@ class Communicators:
         self.broken = error
 
     def abandon(self, error: BaseException, memory: object, name: str) -> None:
-        """Leave the collective of that name in the middle because of an error: none runs any more, on any rank.
+        """Leave the named collective in the middle because of an error. No collective runs any more, on any rank.
 
-        `memory` is kept for good: a rank that was stopped may still write there when it goes on, and so may messages.
+        `memory` is kept for good: a stopped rank may still write there when it continues, and so may messages.
         """
         self._left_behind.append(memory)
         if self.broken is None:
@@ -189,20 +189,20 @@ class Communicators:
     def lose_progress(self) -> None:
         """See `Transport`. Without the note of an exception no later collective can be trusted.
 
-        It calls no function of Python's, for which the depth of recursion may not be left.
+        It calls no Python function: the recursion depth may be exhausted.
         """
         self._broken = self._broken or _UNNOTED
         for ownership in list(self._ownerships.values()):
             ownership.view[0] = 0
 
     def counts(self, mesh: int) -> dict[int, int]:
-        """The counts of the communicators of the `mesh`-th mesh, by number: they grow with each collective."""
+        """The counts of the communicators of the `mesh`-th mesh, by number. They grow with each collective."""
         with self._lock:
             numbers = [mine.number for key, (mine, _) in self._known.items() if key[0] == mesh]
         return {number: int(self.bases[number]) for number in numbers}
 
     def note_exception(self, numbers: Collection[int], place: str, text: str) -> None:
-        """Take note of an exception that left a program at `place`: peers which do not go on from there are refused.
+        """Record an exception that left a program at `place`. Peers that do not continue from there raise ProgramMismatch.
 
         `numbers` are those of the program's communicators.
         """
@@ -227,7 +227,7 @@ class Communicators:
         return Events.of(int(self._record(communicator.control, communicator.members.index(rank), RECORD.events)))
 
     def decisions(self, rank: int, communicator: Communicator) -> dict[int, Decided]:
-        """By number, the last decisions in the sequence hash of a rank of this host."""
+        """The last decisions in the sequence hash of a rank of this host, by number."""
         return read_log(self.heap, communicator.control.record(communicator.members.index(rank)))
 
     def decision_log(self, communicator: Communicator) -> DecisionLog:
@@ -243,7 +243,7 @@ class Communicators:
         return self.heap.view(control.record(rank) + word, (), np.int64)
 
     def published(self, communicator: Communicator, rank: int) -> dict[int, tuple[int, Events, dict[str, str]]]:
-        """A rank's mailboxes, on this host: by the number of the call, the sequence hash, its events, and the description."""
+        """A rank's mailboxes, on this host. By the number of the call, the sequence hash, its events, and the description."""
         found = {}
         for ring in communicator.control.rings:
             shape = (ring.mailboxes, ring.mailbox_bytes // 8)
@@ -267,13 +267,13 @@ class Communicators:
         return dict(zip(DESCRIPTION, text.split("\x1f"), strict=False)) if text else {}
 
     def is_intact(self, members: Sequence[int]) -> bool:
-        """True when no member has left a collective while peers could read its arrays; one that was killed has not left."""
+        """True if no member has left a collective while peers could read its arrays. A killed rank has not left."""
         return not any(self._abandoned[m] for m in members)
 
     # ------------------------------------------------------------ where every rank is
 
     def table(self, communicator: Communicator, others: Mapping[int, Mapping[str, Any]]) -> str:
-        """Positions of all ranks of the job, one line each; `communicator` is the one that this rank waits in.
+        """Positions of all ranks of the job, one line each. `communicator` is the one that this rank waits in.
 
         `others` are the reports of other ranks.
         """
@@ -285,9 +285,9 @@ class Communicators:
         return "\n".join(lines)
 
     def reports(self, communicator: Communicator) -> dict[int, dict[str, Any]]:
-        """The reports of other ranks, those which answer at once: position, call, and the rank they wait for.
+        """The reports of other ranks that answer at once: position, call, and the rank they wait for.
 
-        In a job on one host there are none: its memory tells.
+        A job on one host has none: its memory shows the positions.
         """
         if not self.across_hosts:
             return {}
@@ -295,7 +295,7 @@ class Communicators:
         return self.world.watch.ask_all(asked, self.question_about(communicator), _ANSWER_TIMEOUT)
 
     def look(self, tag: int, ranks: Collection[int]) -> dict[int, Progress]:
-        """By rank, the progress in the communicator with that tag: of those which answer at once, and of this one."""
+        """By rank, the progress in the communicator with that tag: of the ranks that answer at once, and of this one."""
         own = self.world.rank
         asked = [rank for rank in ranks if rank != own]
         answers = self.world.watch.ask_all(asked, {"kind": "progress", "communicator": tag}, _ANSWER_TIMEOUT)
@@ -304,13 +304,13 @@ class Communicators:
 
     @staticmethod
     def question_about(communicator: Communicator) -> dict[str, Any]:
-        """The question for another rank's report, as the members of a communicator ask it."""
+        """The question for another rank's report. The members of a communicator ask it."""
         return {"kind": "call", "communicator": communicator.tag}
 
     def own_call(self, communicator: Communicator) -> tuple[int, int]:
         """(number, hash with the sequence hash) of the call that this rank entered last over a communicator.
 
-        The hash is 0 until it has entered: number and hash are written one after the other.
+        The hash is 0 until the rank has entered: number and hash are written one after the other.
         """
         counter, call, hash = self.heap.view(communicator.control.line(communicator.rank), (3,), np.int64).tolist()
         return call, hash if counter > call else 0
@@ -335,7 +335,7 @@ class Communicators:
         return next((mine for mine, _ in list(self._known.values()) if mine.tag == tag), None)
 
     def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """This rank's report, for one of another host that waits for it."""
+        """This rank's report, for a rank of another host that waits for it."""
         tag = question["communicator"]
         mine, progress = self._with_tag(tag), self.progress(tag).told()
         waits = next((wait.rank for wait in reversed(self.waiting_for.copy().values())), -1)
@@ -357,7 +357,7 @@ class Communicators:
 
     def _where(self, rank: int, waiting: Communicator) -> str:
         last = ""
-        # The communicator that this rank waits in comes last: its entry for a rank that is in none counts most.
+        # The communicator that this rank waits in comes last: its entry counts most for a rank that is in no collective.
         for communicator, blocks in sorted([*self._known.values()], key=lambda known: known[0] is waiting):
             for members, control in blocks:
                 if rank in members:
@@ -385,15 +385,15 @@ class Communicators:
     # ------------------------------------------------------------ threads
 
     def ownership(self, communicators: Sequence[Communicator]) -> ThreadOwnership:
-        """The ownership to these communicators: one object for all that use the same ones."""
+        """The ownership of these communicators: one object for all that use the same ones."""
         numbers = frozenset(c.number for c in communicators)
         return self._ownerships.setdefault(numbers, ThreadOwnership(numbers, tuple({c.entry for c in communicators})))
 
     def take(self, ownership: ThreadOwnership) -> int | None:
-        """Give the communicators to the calling thread; those of a thread that has ended are free.
+        """Give the communicators to the calling thread. Those of an ended thread are free.
 
-        Threads of one rank that call collectives over one communicator come in no order that other ranks know, so that
-        contributions would be mixed. Returns the identifier of another thread that is alive and has called one, else None.
+        If several threads of a rank called collectives over one communicator, other ranks would not know their order, and
+        contributions would be mixed. Returns the identifier of another live thread that has called one, else None.
         """
         mine, alive = calling_thread(), threads_alive()
         with self._lock:
@@ -407,15 +407,15 @@ class Communicators:
                     other.thread = None
             self.waits.own(ownership.entries)
             ownership.thread = mine
-        if self.broken is not None:  # since this call has looked
+        if self.broken is not None:  # after this call has looked
             ownership.thread = None
         return None
 
     @contextmanager
     def left_free(self) -> Iterator[None]:
-        """Leave the communicators that this thread calls first in the block to the thread that calls them after it.
+        """Leave the communicators that this thread calls first in the block to the thread that calls them next.
 
-        So a mesh whose transport communicates when it is made belongs to no thread yet.
+        So a mesh belongs to no thread yet if its transport communicates when it is made.
         """
         with self._lock:
             before = {*self._owners}
@@ -430,7 +430,7 @@ class Communicators:
                     ownership.thread = None
 
     def scratch(self, ownership: ThreadOwnership, nbytes: int) -> np.ndarray:
-        """Memory that all calls over the communicators of an ownership use in turn: after a call it is free."""
+        """Memory that all calls over the communicators of an ownership use in turn. After a call it is free."""
         with self._lock:
             found = self._scratch.get(ownership.numbers)
             if found is None or found.nbytes < nbytes:

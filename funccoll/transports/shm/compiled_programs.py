@@ -1,4 +1,4 @@
-"""The programs whose collectives a process has compiled, and in what the program of another rank differs."""
+"""The programs that a process has compiled, and the difference from another rank's program."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ...job.failure_detector import FailureDetector
 __all__ = ["CompiledPrograms"]
 
 _ROWS_TIMEOUT = 1.0
-"""Seconds in which a rank answers about its program, whose constants it may have to read."""
+"""Seconds for a rank to answer about its program. It may have to read the program's constants."""
 _MOST_ROWS = 12_000
-"""Rows of a program that are compared: their hashes are one answer."""
+"""Rows of a program that are compared. Their hashes fit into one answer."""
 
 
 class CompiledPrograms:
-    """The programs whose collectives this process has compiled; those keep them."""
+    """The compiled programs of this process that have collectives. The collectives keep them alive."""
 
     def __init__(self, watch: FailureDetector):
         self._programs: WeakValues[str, Program] = WeakValues()  # by fingerprint
@@ -28,12 +28,11 @@ class CompiledPrograms:
         watch.answer_with("program", self._answer)
 
     def add(self, program: Program) -> None:
-        """Know a program, as long as something else keeps it."""
+        """Remember a program for as long as something else keeps it alive."""
         self._programs[program.fingerprint] = program
 
     def rows(self, fingerprint: str) -> Sequence[ProgramRow]:
-        """The rows of a program whose collectives this process has compiled; none where it is not known. They cost a pass over
-        its constants."""
+        """The rows of a program that this process has compiled; none if it is unknown. They cost a pass over its constants."""
         known, rows = self._rows
         if known != fingerprint:
             program = self._programs.get(fingerprint)
@@ -44,7 +43,8 @@ class CompiledPrograms:
     def row_that_differs(self, mine: str, rank: int, theirs: str) -> tuple[ProgramRow, ProgramRow] | None:
         """The first rows that differ between a program of this process and one of another rank, by their fingerprints.
 
-        It asks that rank, on the path of an error alone. None where that does not answer, or the programs do not tell.
+        Asks that rank, on the path of an error only. Returns None if it does not answer, or if the programs do not show a
+        difference.
         """
         rows = self.rows(mine)
         ask = lambda **which: self._watch.ask(rank, {"kind": "program", "program": theirs, **which}, _ROWS_TIMEOUT)

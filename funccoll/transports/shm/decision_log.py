@@ -1,7 +1,7 @@
-"""The decisions of ranks that enclose collectives: how many iterations a loop has done, which branch is taken.
+"""Decisions of ranks that enclose collectives: the number of a loop's iterations, the branch taken.
 
-Ranks that decide otherwise go on with other collectives. A decision therefore goes into the sequence hash that a rank publishes
-for a communicator, and into a log in shared memory, from which an error tells what differs.
+Ranks that decide differently continue with different collectives. So each decision enters the sequence hash that a rank
+publishes for a communicator. It also enters a log in shared memory, and an error reads the difference from there.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from .heap import Heap
 __all__ = ["Decided", "DecisionLog", "Events", "read_log"]
 
 LOGGED = 32
-"""Decisions of which a log tells, the last ones."""
+"""Number of last decisions that a log keeps."""
 _MIX, _HASH_BITS = 0x5851_F42D_4C95_7F2D, (1 << 56) - 1
 _COUNT_BITS = 16
 _TEXT_BYTES = 256
 
 
 class Events(NamedTuple):
-    """A record's word `events`: a hash of the exceptions in the sequence hash, and how many decisions it has, modulo 65,536."""
+    """A record's word `events`: a hash of the exceptions in the sequence hash, and the number of its decisions modulo
+    65,536."""
 
     exceptions: int
     decisions: int
@@ -40,7 +41,7 @@ class Events(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """A decision: `kind` "loop" with its iterations, or "branch" with its number; `where` is the user's line."""
+    """A decision: `kind` "loop" with its iterations, or "branch" with its number. `where` is the user's line."""
 
     kind: str
     where: str
@@ -48,7 +49,7 @@ class Decided(NamedTuple):
 
 
 class DecisionLog:
-    """The decisions of this rank over one communicator, whose record of this rank is at `record` in the heap."""
+    """The decisions of this rank over one communicator. `record` is the offset of this rank's record in the heap."""
 
     def __init__(self, heap: Heap, record: int, sequence_hashes: np.ndarray, number: int):
         self._heap, self._number = heap, number
@@ -61,7 +62,7 @@ class DecisionLog:
         heap.view(record + RECORD.decisions, (), np.int64)[...] = heap.offset_of(entries)
 
     def place(self, kind: str, where: str) -> int:
-        """The offset of a text that names a decision's place, which is kept as long as the log."""
+        """The offset of a text that names a decision's place. The text is kept as long as the log."""
         text = f"{kind}\x1f{where}"
         if text not in self._texts:
             self._texts[text] = array = self._heap.array((_TEXT_BYTES,), np.dtype(np.uint8))
@@ -69,7 +70,7 @@ class DecisionLog:
         return self._heap.offset_of(self._texts[text])
 
     def add(self, hash: int, place: int, value: int) -> None:
-        """Add a decision to this rank's sequence hash; `hash` is its place's."""
+        """Add a decision to this rank's sequence hash. `hash` is the hash of its place."""
         entries, sequence_hashes, number, word = self._entries, self._sequence_hashes, self._number, self._events[0]
         at = 2 * (word % LOGGED)
         entries[at], entries[at + 1] = place, value
@@ -78,7 +79,7 @@ class DecisionLog:
 
 
 def read_log(heap: Heap, record: int) -> dict[int, Decided]:
-    """By number, the last decisions of the rank of this host whose record that is."""
+    """The last decisions of a rank of this host, by number. `record` is the offset of its record."""
     start = int(heap.view(record + RECORD.decisions, (), np.int64))
     if not start:
         return {}
@@ -86,7 +87,7 @@ def read_log(heap: Heap, record: int) -> dict[int, Decided]:
     end = count()
     entries = heap.view(start, (LOGGED, 2), np.int64).tolist()
     found = {}
-    for number in range(max(0, end - LOGGED, count() - LOGGED + 1), end):  # what was overwritten meanwhile is left out
+    for number in range(max(0, end - LOGGED, count() - LOGGED + 1), end):  # leave out what was overwritten meanwhile
         place, value = entries[number % LOGGED]
         text = heap.view(place, (_TEXT_BYTES,), np.uint8).tobytes().partition(b"\0")[0].decode(errors="replace")
         kind, _, where = text.partition("\x1f")

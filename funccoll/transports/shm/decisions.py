@@ -1,4 +1,4 @@
-"""Decisions that enclose collectives, as generated code tells them to the communicators of these."""
+"""Decisions that enclose collectives. Generated code reports them to the collectives' communicators."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["Decision"]
 
 
 class Decision:
-    """A loop or a branch of a program, over the communicators of the collectives in it: call it with what this rank decided.
+    """A loop or a branch of a program, over the communicators of the collectives in it. Call it with this rank's decision.
 
-    Ranks of such a communicator must decide alike. The next collective over it is a ProgramMismatch on those that have not.
+    Ranks of such a communicator must decide alike. If one has not, the next collective over it raises ProgramMismatch.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Decision:
         self._logs = [(log, log.place(*self.place)) for log in logs]
 
     def __call__(self, value: int) -> None:
-        """Take note of the number of iterations, when a loop has ended, or of a branch, before it is taken."""
+        """Record the number of iterations after a loop, or the branch before it is taken."""
         ownership, busy = self._ownership, self._registry.busy
         if ownership.view[0] != get_ident() or any(map(busy.__getitem__, ownership.numbers)):
             require_turn(self._registry, ownership, self._source)

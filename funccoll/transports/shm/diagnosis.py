@@ -1,4 +1,4 @@
-"""Diagnosis: the errors of collectives between processes, with the position of every rank."""
+"""Diagnosis of failed collectives between processes: their errors, with the position of every rank."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ __all__ = ["Diagnosis", "job_is_over", "require_turn", "wrong_argument", "wrong_
 
 
 _OPTION = re.compile(r"\b(\w+)=([^,\s]+)")  # of a collective: root=0
-_SHOWN = "shapes", "dtypes", "axes"  # of a call's description, those whose values stand in the first line
-_SAME = "the program, or the place in it"  # what differs where the collectives are the same
+_SHOWN = "shapes", "dtypes", "axes"  # of a call's description, the options whose values stand in the first line
+_SAME = "the program, or the place in it"  # what differs if the collectives are the same
 _FOUND = re.compile(
     r"ProgramMismatch: ranks (\d+) and (\d+) [^:\n]*: their programs differ, (first in .*)\.\n  rank .*\n  rank .*\n(.*)$",
     re.MULTILINE,
 )
-"""The ranks, the difference and the remedy of an error about programs, in the text of a rank's failure."""
+"""Patterns of the ranks, the difference and the remedy of an error about programs, in the text of a rank's failure."""
 _FINGERPRINT = 64  # characters of a program's identity that tell it from others
 _LISTED = 8  # the most ranks that are named one by one
 
 
 @dataclass
 class Diagnosis:
-    """Errors of a rank in the middle of a collective, in which it waits for `peer`."""
+    """Errors of a rank in the middle of a collective. It waits for `peer`."""
 
     registry: Communicators
     call: CollectiveCall
@@ -84,7 +84,7 @@ class Diagnosis:
 
     @property
     def culprit(self) -> int:
-        """The rank at the end of the waits: `peer`, or the one that it waits for, and so on."""
+        """The rank at the end of the waits: `peer`, or the rank that it waits for, and so on."""
         rank, seen = self.peer, {self.registry.world.rank}
         while rank not in seen and (waits := self.others.get(rank, {}).get("waits", -1)) >= 0:
             seen.add(rank)
@@ -92,7 +92,7 @@ class Diagnosis:
         return self.peer if rank in seen else rank
 
     def _reported(self, rank: int, what: str, here: Callable[[], Any]) -> Any:
-        """The value of that name in a rank's report, or `here` for one of this host."""
+        """The value of that name in a rank's report, or `here` for a rank of this host."""
         return self.others[rank][what] if rank in self.others else here()
 
     def position(self, waits: bool) -> str:
@@ -105,7 +105,8 @@ class Diagnosis:
         return f"Rank {own} was in {self.name}{waiting}{f': {decided}' if decided else ''}.\n{self.table}"
 
     def decided_differently(self, told: Mapping[int, dict[str, Any]]) -> bool:
-        """True where the peer, whose report is `told`, has decided otherwise than this rank for sure, be it ahead or behind."""
+        """True if the peer has certainly decided differently from this rank, whether it is ahead or behind. `told` is its
+        report."""
         self.others, own = dict(told), self.registry.world.rank
         counts = {rank: self._events(rank).decisions for rank in sorted((self.peer, own))}
         (number, _), (call, _) = told[self.peer]["call"], self.registry.own_call(self.communicator)
@@ -115,12 +116,12 @@ class Diagnosis:
     def mismatch(self, told: Mapping[int, dict[str, Any]] = MappingProxyType({})) -> ProgramMismatch:
         """The error of a peer that has entered something else, or has not had the same exceptions.
 
-        `told` are reports that ranks of other hosts have given before: they may have ended since.
+        `told` are earlier reports of ranks on other hosts. Those ranks may have ended since.
         """
         self.others = {**self.others, **told}
         ranks = [self.peer, self.registry.world.rank]
         first_difference = self._first_difference(ranks) if not self.communicator.hosts else {}
-        # One that is ahead may have had exceptions since, as this rank will.
+        # A peer that is ahead may have had exceptions since, as this rank will.
         had = {rank: events for rank, (events, _) in first_difference.items()} or {r: self._events(r) for r in ranks}
         if had[self.peer].exceptions != had[ranks[1]].exceptions:
             return self._other_exceptions()
@@ -128,7 +129,7 @@ class Diagnosis:
             return ProgramMismatch(
                 f"ranks {min(ranks)} and {max(ranks)} decided differently about collectives: {decided}. What they call next "
                 f"does not fit together, although it may be the same collective, {self.name}. Let all ranks decide by one "
-                "value: reduce a bound or a predicate with fc.all_reduce first, and pass equal values where a spec is P() "
+                "value: reduce a bound or a predicate with fc.all_reduce first, and pass equal values if a spec is P() "
                 "(FUNCCOLL_DEBUG=detail compares them).",
                 self.call.source,
             )
@@ -136,7 +137,7 @@ class Diagnosis:
         entered |= {rank: report["said"] for rank, report in self.others.items()}
         entered |= {rank: said for rank, (_, said) in first_difference.items()} or self._eager_call_of_peer()
         alike = Counter(tuple(said.items()) for said in entered.values())
-        ranks.sort(key=lambda rank: alike[tuple(entered[rank].items())])  # the one that few are with first
+        ranks.sort(key=lambda rank: alike[tuple(entered[rank].items())])  # the rank that agrees with few others comes first
         first, second = (entered[rank] for rank in ranks)
         differ = [name for name in DESCRIPTION if first.get(name) != second.get(name)]
         which = " and ".join(name for name in differ if name not in ("line", "program", "arguments"))
@@ -192,16 +193,16 @@ class Diagnosis:
         )
 
     def _first_difference(self, ranks: Sequence[int]) -> dict[int, tuple[Events, dict[str, str]]]:
-        """The first eager collective that two ranks have not entered alike, as far as mailboxes still tell.
+        """The first eager collective that two ranks have not entered alike, as far as mailboxes still show.
 
-        Of each rank: the events in its sequence hash before, and the description.
+        For each rank: the events in its sequence hash before, and the description.
         """
         one, other = (self.registry.published(self.communicator, rank) for rank in ranks)
         differ = [number for number in one.keys() & other.keys() if one[number][0] != other[number][0]]
         return dict(zip(ranks, (one[min(differ)][1:], other[min(differ)][1:]), strict=True)) if differ else {}
 
     def _eager_call_of_peer(self) -> dict[int, dict[str, str]]:
-        """The description of the eager collective that the peer has entered in the place of this rank's call, and left."""
+        """The description of the eager collective that the peer has entered instead of this rank's call, and has left."""
         call, _ = self.registry.own_call(self.communicator)
         mailboxes = self.registry.published(self.communicator, self.peer) if not self.communicator.hosts else {}
         return {self.peer: mailboxes[call + 1][2]} if call + 1 in mailboxes else {}
@@ -214,7 +215,7 @@ class Diagnosis:
         return ProgramMismatch(
             f"rank {last} left a program after a collective of it by an exception, and went on; rank {other} {did}. It was "
             f"{text}. What the ranks call next does not fit together, although it may be the same collective, {self.name}. "
-            "Let such an exception end the process, or see to it that all ranks raise it at the same place.\n"
+            "Let such an exception end the process, or make all ranks raise it at the same place.\n"
             f"{self.table}",
             self.call.source,
         )
@@ -224,10 +225,10 @@ class Diagnosis:
         return Events(*self._reported(rank, "events", lambda: self.registry.events(rank, self.communicator)))
 
     def _other_decision(self, counts: Mapping[int, int], only_certain: bool = False) -> str:
-        """The decision in which two ranks differ, in words; they had decided `counts` times. Empty where nothing tells of one.
+        """The decision in which two ranks differ, in words. They had decided `counts` times. Empty if nothing shows one.
 
-        A rank that has decided less often may still come to that. `only_certain`: where it is this one, in an iteration of its
-        loop that the other did not have.
+        A rank that has decided less often may still get there. `only_certain`: only if this rank is in an iteration of its loop
+        that the other did not have.
         """
         read = {
             rank: self._reported(rank, "decisions", lambda r=rank: self.registry.decisions(r, self.communicator).items())
@@ -253,7 +254,7 @@ class Diagnosis:
         return f"{_decision_text(found, ahead)}, and rank {behind} {did}"
 
     def _other_types(self, ranks: Sequence[int], entered: Mapping[int, Mapping[str, str]]) -> str:
-        """The first argument whose type differs between the programs that two ranks are in, in words; else empty."""
+        """The first argument with different types in the programs of two ranks, in words; else empty."""
         programs = {rank: said.get("program", "")[:_FINGERPRINT] for rank, said in entered.items()}
         known = [rank for rank, program in programs.items() if len(program) == _FINGERPRINT]
         if not set(ranks) <= set(known):
@@ -263,12 +264,12 @@ class Diagnosis:
         return other_types({r: PassedArguments.of(notes.arguments_of(r, programs[r])) for r in wanted}, ranks)
 
     def _other_row(self, entered: Mapping[int, Mapping[str, str]]) -> tuple[ProgramRow, ProgramRow] | None:
-        """The first rows in which the programs differ that this rank and the peer are in, in that order."""
+        """The first rows that differ between the programs of this rank and of the peer, in that order."""
         mine, theirs = (entered[r].get("program", "")[:_FINGERPRINT] for r in (self.registry.world.rank, self.peer))
         return self.registry.programs.row_that_differs(mine, self.peer, theirs) if mine != theirs else None
 
     def _told_by_first_failure(self, ranks: Sequence[int]) -> tuple[str, str] | None:
-        """The difference of programs that the first rank to fail has found, and the remedy: by now the peer may have ended."""
+        """The difference of programs that the first failed rank has found, and the remedy. By now the peer may have ended."""
         failure = self.registry.world.watch.failure()
         found = None if failure is None else _FOUND.search(failure.text)
         if found is None:
@@ -278,7 +279,7 @@ class Diagnosis:
         return f"their programs differ, {those}{difference}", remedy
 
     def deadlock(self, cycle: Sequence[int]) -> ProgramMismatch:
-        """The error of ranks that wait for each other: collectives over different axes have no control line in common."""
+        """The error of ranks that wait for each other. Collectives over different axes have no control line in common."""
         ring = " for ".join(f"rank {rank}" for rank in [*cycle, cycle[0]])
         return ProgramMismatch(
             f"ranks wait for each other: {ring}. They are in collectives over different axes or meshes, or in another order. "
@@ -291,10 +292,13 @@ class Diagnosis:
         """The error of a peer whose argument cannot be read, by the system's error number."""
         said = f"{os.strerror(error)} ({errno.errorcode.get(error, error)})"
         why = {
-            errno.EFAULT: "The array has no memory there any more: leave it as it is until the call returns, its file too.",
+            errno.EFAULT: "The array has no memory there any more: leave it and its file as they are until the call returns.",
             errno.ESRCH: "That process has ended.",
             errno.ESTALE: "Another process has its number now, or its memory was overwritten.",
-        }.get(error, f"Something forbids it since the job began: {config.DIRECT_READS}=0, for all ranks, has arguments copied.")
+        }.get(
+            error,
+            f"Something forbids it since the job began: set {config.DIRECT_READS}=0 on all ranks, and arguments are copied.",
+        )
         return FunccollError(f"{self.name}: an argument of rank {self.peer} cannot be read by this rank: {said}. {why}")
 
     def timed_out(self, seconds: float) -> CollectiveTimeout:
@@ -328,7 +332,7 @@ def _decision_text(decided: Decided, rank: int) -> str:
 
 
 def _differing_options(first: str, second: str) -> str:
-    """The options in which descriptions of one collective differ, as in "root (0 and 1)"; "" where more does."""
+    """The options in which descriptions of one collective differ, as in "root (0 and 1)"; "" if more differs."""
     if _OPTION.sub("", first) != _OPTION.sub("", second):
         return ""
     one, other = (dict(_OPTION.findall(text)) for text in (first, second))
@@ -342,7 +346,7 @@ def _value_text(decided: Decided, rank: int) -> str:
 
 
 def _iteration(decided: Decided) -> int:
-    """The iteration of a loop in which the calling thread is, counted from 1; 0 where it is in none of that place."""
+    """The iteration of the calling thread's loop at that place, counted from 1; 0 if it is in none."""
     frame = sys._getframe()
     while frame is not None:
         if frame.f_code.co_filename.startswith("<funccoll "):
@@ -354,7 +358,7 @@ def _iteration(decided: Decided) -> int:
 
 
 def require_turn(registry: Communicators, ownership: ThreadOwnership, source: Source | None) -> None:
-    """Raise where the calling thread may not use the communicators of an ownership now, which it takes if they are free."""
+    """Raise if the calling thread may not use the communicators of an ownership now. If they are free, it takes them."""
     if registry.broken is not None:
         raise job_is_over(registry.broken, source)
     if ownership.thread != get_ident():
@@ -377,7 +381,7 @@ def job_is_over(ended_by: FunccollError | None, source: Source | None) -> Funcco
 
 
 def nested_call(source: Source | None) -> FunccollError:
-    """The error of a thread that calls a collective while it is in another one over the same ranks."""
+    """The error of a thread that calls a collective while it is in another over the same ranks."""
     return FunccollError(
         "a collective was called in the middle of another one over the same ranks, by the same thread: from a signal "
         "handler or a destructor. Only set a flag there, and call it in the loop that runs the steps.",
@@ -386,19 +390,19 @@ def nested_call(source: Source | None) -> FunccollError:
 
 
 def other_thread(owner: int, source: Source | None) -> FunccollError:
-    """The error of a call over a mesh whose collectives another thread calls."""
+    """The error of a call over a mesh if another thread calls the mesh's collectives."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     name, mine = names.get(owner, str(owner)), names.get(calling_thread(), threading.current_thread().name)
     return FunccollError(
         f"thread {mine!r} called a collective over a mesh whose collectives belong to thread {name!r}, which called one before "
-        "and is alive. Two threads would come in another order on every rank, and mix their contributions: make one mesh per "
-        "thread with fc.make_mesh, all of them in the main thread.",
+        "and is alive. Two threads would call in a different order on every rank, and mix their contributions: make one mesh "
+        "per thread with fc.make_mesh, all of them in the main thread.",
         source,
     )
 
 
 def wrong_argument(number: int, given: Any, operand: Operand, call: CollectiveCall) -> FunccollError:
-    """The error of an argument that the plan was not made for."""
+    """The error of an argument for which the plan was not made."""
     is_array = isinstance(given, (np.ndarray, np.generic))
     what = f"{dtype_name(given.dtype)}{list(given.shape)}" if is_array else f"of type {type(given).__name__}"
     return FunccollError(
@@ -409,7 +413,7 @@ def wrong_argument(number: int, given: Any, operand: Operand, call: CollectiveCa
 
 
 def wrong_count(given: int, wanted: int, call: CollectiveCall) -> FunccollError:
-    """The error of a call with more or fewer arguments than the plan was made for."""
+    """The error of a call with more or fewer arguments than the plan has."""
     return FunccollError(
         f"{call.schedule.kind} was called with {given} arrays, and was compiled for {wanted}. Pass as many.", call.source
     )

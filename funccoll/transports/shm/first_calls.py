@@ -1,6 +1,6 @@
-"""First calls of programs: ranks note which values they were given, and compare when the call is done.
+"""First calls of programs. Ranks note the values that they were given, and compare the notes after the call.
 
-The notes are in shared memory, so that this costs no message on one host. Later calls of a program do not come here.
+The notes are in shared memory, so on one host they cost no message. Later calls of a program skip this.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ __all__ = ["NotedCall"]
 
 
 class NotedCall:
-    """The first call of a program, over the communicators of its collectives: see `Transport.first_call`.
+    """The first call of a program, over the communicators of its collectives. See `Transport.first_call`.
 
-    A program is known by its `identity`, so that each rank may compile it anew, or ahead of time.
+    A program is known by its `identity`, so each rank may compile it anew or ahead of time.
 
-    Ranks which the collectives have met made this call too. Others of this host may never make it, or with other values before
-    or after: where nothing is communicated, one rank may call alone. They are compared if their first call came from the same
-    lines of the user's, all the way from the script's: of those the script says that all ranks make them alike.
+    Ranks that took part in the program's collectives made this call, too. Other ranks of this host may never make it, or may
+    make it earlier or later with other values: if nothing is communicated, one rank may call alone. They are compared only if
+    their first call came from the same lines of your script, all the way down. At those lines the script says that all ranks
+    make the call alike.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class NotedCall:
         self._mine = notes.note_arguments(self._identity, call_path(), rows)
 
     def compare(self, alone: bool = False) -> None:
-        """Compare with the notes of ranks that have taken part, or come the same way. Raises ShardingError."""
+        """Compare with the notes of ranks that took part, or called from the same lines. Raises ShardingError."""
         notes = self._notes
         if self._mine is None or notes.have_ended:
             return
@@ -84,7 +85,8 @@ class NotedCall:
 
 
 def _place(sharding: Sharding) -> dict[str, str]:
-    """The part of a value that this process has, and the axes along which others have it, too; both empty for the whole."""
+    """The part of a value that this process has, and the axes along which others have it, too. Both are empty for a whole
+    value."""
     if not sharding.varying:
         return {}
     own = sharding.mesh.coordinates(sharding.mesh.local_devices[0])

@@ -1,4 +1,4 @@
-"""Private copies of shared memory, which a forked child gets in its place."""
+"""Private copies of shared memory for a forked child."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .arena import PAGE
 
 __all__ = ["joined", "make_private"]
 
-_JOIN = 64 << 10  # live blocks that are nearer to each other than this are copied together, in a forked child
+_JOIN = 64 << 10  # a forked child copies live blocks together if they are nearer to each other than this
 _FIXED = 0x10  # MAP_FIXED, <sys/mman.h>
 _FAILED = ctypes.c_void_p(-1).value  # MAP_FAILED
 
@@ -32,7 +32,7 @@ def joined(blocks: Iterable[tuple[int, int]]) -> list[list[int]]:
 def _c_function(name: str, *arguments: Any) -> Any:
     """A function of the C library that returns an address.
 
-    Looked up before there is a fork: another thread may hold the dynamic linker's lock then, and in the child it stays locked.
+    Look this up before a fork: another thread may hold the dynamic linker's lock at the fork, and in the child it stays locked.
     """
     function = ctypes.CDLL(None, use_errno=True)[name]
     function.argtypes, function.restype = arguments, ctypes.c_void_p
@@ -43,7 +43,7 @@ _mmap = _c_function("mmap", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctyp
 
 
 def make_private(memory: memoryview, ranges: Sequence[Sequence[int]], bases: tuple[int, int]) -> None:
-    """Put private copies of some pages in their place, at both addresses: where they can be written, and where not."""
+    """Map private copies of some pages in their place, at both addresses: the writable one and the read-only one."""
     sizes = [-(-(end - start) // PAGE) * PAGE for start, end in ranges]
     descriptor, place = os.memfd_create("funccoll", os.MFD_CLOEXEC), 0
     try:

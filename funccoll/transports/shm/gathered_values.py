@@ -1,4 +1,5 @@
-"""Values across processes: Arrays gathered whole, and, with FUNCCOLL_DEBUG=detail, arguments that must be equal compared."""
+"""Values across processes: whole values of Arrays, and, with FUNCCOLL_DEBUG=detail, comparisons of arguments that must be
+equal."""
 
 from __future__ import annotations
 
@@ -23,14 +24,14 @@ __all__ = ["gather_identity", "gathers_of", "replica_check"]
 
 _HASH = np.dtype(np.uint64)
 _NO_VALUE = 0
-"""In place of a hash, where an argument is an Array: this process has no global value of it. `_hash` never gives it."""
+"""In place of a hash for an Array argument: this process does not have its global value. `_hash` never gives it."""
 _KNOWN = 64
-"""The most shapes, at lines of the user's, for which the collectives that gather them are kept."""
+"""The most shapes, at lines of yours, whose gathering collectives are kept."""
 
 
 @functools.lru_cache(maxsize=_KNOWN)
 def gather_identity(layout: ArrayLayout | None = None) -> str:
-    """The identity of the collectives that gather an Array of a layout, or what is not an Array."""
+    """The identity of the collectives that gather an Array of a layout, or a value that is not an Array."""
     if layout is None:
         return "process_allgather"
     return hashlib.sha256(f"process_allgather {layout.type} {layout.sharding.spec!r}".encode()).hexdigest()
@@ -47,7 +48,7 @@ def gathers_of(
 ) -> list[SharedMemoryExecutable]:
     """The collectives, one after the other, from this process's block to the global value, for the user's line `source`.
 
-    `known` keeps what was compiled.
+    `known` keeps the compiled ones.
     """
     shape, dtype, gathers = block.shape, block.dtype, list[SharedMemoryExecutable]()
     for dim in range(block.ndim):
@@ -75,10 +76,10 @@ def replica_check(
     communicators: Communicators,
     number: int,
 ) -> ArgumentCheck:
-    """A check of this process's arguments that raises ShardingError, on all processes, when two that must be equal differ.
+    """A check of this process's arguments. If two that must be equal differ, it raises ShardingError on all processes.
 
-    Blocks must be equal along the axes of the mesh that their specs do not name, and global values on all processes. `name`
-    names the i-th argument.
+    Blocks must be equal along the mesh axes that their specs do not name, and global values on all processes. `name` names the
+    i-th argument.
     """
     count, size = len(layouts), mesh.size
     operand = Operand((2 * count,), (2 * count * size,), _HASH, argument=0)
@@ -109,7 +110,7 @@ def _coordinates(mesh: Mesh, layout: ArrayLayout, rank: int) -> tuple[int, ...]:
 
 
 def _different(hashes: Sequence[int], keys: Sequence[tuple | None]) -> tuple[int, int] | None:
-    """Two ranks of one key with different hashes, if there are any; a rank whose key is None is not compared."""
+    """Two ranks of one key with different hashes, if there are any. A rank with the key None is not compared."""
     first: dict[tuple, int] = {}
     for rank, key in enumerate(keys):
         if key is not None and hashes[first.setdefault(key, rank)] != hashes[rank]:

@@ -1,19 +1,19 @@
 """Memory that all processes of a job share, and NumPy arrays in it.
 
-The memory is one file (`memory_file`), in which every rank has an arena.
-An arena is mostly address space. Its rank commits memory as it needs it (`posix_fallocate`), so that running out is a
-MemoryError there, and never a SIGBUS somewhere else. Only its own rank allocates in an arena; all read and write.
+The memory is one file (`memory_file`) with an arena for each rank. An arena is mostly address space. Its rank commits memory as
+it needs it (`posix_fallocate`), so running out raises MemoryError there, and never a SIGBUS somewhere else. Only its own rank
+allocates in an arena; all ranks read and write.
 
-An array's memory goes back to its arena when the last view of it is gone, which a weak reference notices. Views keep the array
-alive because its base, the mapping, is not an array: NumPy follows bases only as far as they are arrays. The mapping itself
-lives as long as an array in it. Callbacks of weak references are C functions (`uninterrupted`): a signal may come at any time.
+An array's memory goes back to its arena when its last view is gone. A weak reference notices that. Views keep the array alive
+because its base, the mapping, is not an array: NumPy follows bases only as far as they are arrays. The mapping itself lives as
+long as an array in it. Callbacks of weak references are C functions (`uninterrupted`): a signal may come at any time.
 
 The file is mapped twice. What users get of a block, and what ranks acquire, lies in the read-only mapping (`SharedMapping`).
 
-A block of 128 KiB or more can be a *shared buffer*: its owner *publishes* it, other ranks *acquire* it, as read-only arrays of
-its memory, and the owner keeps it until all of them have *released* it: when the last view of their array is gone. Behind
-each such block is a *tail*, in which every rank counts how often it has released the block, in a word that only it
-writes; the owner compares with how often it has published it.
+A block of 128 KiB or more can be a *shared buffer*. Its owner *publishes* it, and other ranks *acquire* it as read-only arrays
+of its memory. A rank has *released* it when the last view of its array is gone. The owner keeps it until all of them have.
+Behind each such block is a *tail* with a word for each rank, written only by that rank: how often it has released the block.
+The owner compares it with how often it has published the block.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ _FEW = 16
 class Heap:
     """This process's mapping of the shared memory, and the allocator of its own arena.
 
-    `array` may be called by several threads. Lists that freed blocks go to are only appended to and popped from, each a
-    single step for Python's threads: an array can die anywhere, also inside the allocator.
+    Several threads may call `array`. Lists of freed blocks are only appended to and popped from, and each is a single step for
+    Python's threads: an array can die anywhere, even inside the allocator.
 
     Attributes: `base`, the mapping's address in this process; `size`, its bytes; `rank`, this process's in the job; `arena`,
     bytes of address space per rank; `control`, (offset, bytes) of the control region; `nranks`, the processes that share it.
     """
 
     def __init__(self, descriptor: int, local_rank: int, nranks: int, rank: int | None = None):
-        """Map the memory of `descriptor`, which belongs to the heap from now on.
+        """Map the memory of `descriptor`. The heap owns it from now on.
 
-        This process is number `local_rank` of the `nranks` that share it, and in errors `rank`, where that is another one.
+        This process is number `local_rank` of the `nranks` that share the memory. Errors call it `rank`, if that is given.
         """
         self.rank = local_rank if rank is None else rank
         self.size = os.fstat(descriptor).st_size
@@ -87,7 +87,7 @@ class Heap:
             extension.guard_memory(self.reading_base, self.size)
         self._pointer = _fast_pointer if _fast_pointer(everything) == self.base else _slow_pointer
         start = CONTROL + local_rank * self.arena
-        self._lock: Any = threading.RLock()  # which knows its owner; nothing is entered twice
+        self._lock: Any = threading.RLock()  # the mapping knows its owner; nothing is entered twice
         self._process_lock: Any = threading.RLock()
         exclude = partial(self.exclusive, _COMMIT_TIMEOUT)
         self._blocks = Arena(self._mapping, descriptor, start, start + self.arena, f"rank {self.rank}'s", exclude)
@@ -118,7 +118,7 @@ class Heap:
                 kind = self._kinds[shape, dtype]
                 offset = kind.free.pop().offset
                 free: Callable[..., object] = kind.free.append
-            except (KeyError, IndexError, TypeError, AttributeError):  # the last one of a lease that was being made
+            except (KeyError, IndexError, TypeError, AttributeError):  # the last block of a lease that was being made
                 kind = self._kind(shape, dtype)
                 offset, free = self._block(kind)
             array = np.ndarray(shape, dtype, self._mapping, offset)
@@ -133,7 +133,7 @@ class Heap:
     # ------------------------------------------------------------ blocks that several ranks have
 
     def shareable(self, array: Any) -> np.ndarray | None:
-        """The block of this rank's that an array is all of, where nothing can write into it through the array; else None."""
+        """This rank's block, if an array is all of it and nothing can write into it through the array; else None."""
         if type(array) is not np.ndarray or (offset := self.offset_of(array)) < 0 or array.nbytes < SHAREABLE:
             return None
         lease = self._leases.get(offset)
@@ -165,16 +165,16 @@ class Heap:
         return offset
 
     def unpublish(self, published: list[Publication]) -> None:
-        """Undo publications of which no other rank knows. Once more, where an exception has left it: each is undone once."""
+        """Undo publications that no other rank knows. Call it again if an exception has left it: each is undone once."""
         with self._lock:
             while published:
                 shared, times = published[-1]
                 one_step((np.subtract, shared.counts, times, shared.counts), (published.pop,))()
 
     def acquire(self, offset: int, shape: tuple[int, ...], dtype: Any, noted: Iterator[object] = _NOTHING) -> np.ndarray:
-        """The read-only array of a shared buffer, which is released when the last view of it is gone.
+        """The read-only array of a shared buffer. It is released when its last view is gone.
 
-        In the step from which on it will be released an item of `noted` is taken: an iterator that C functions make.
+        An item of `noted` is taken in the same step from which on the array will be released. C functions make that iterator.
         """
         self._open()
         array = np.ndarray((math.prod(shape),), dtype, self._reading, offset)
@@ -193,14 +193,14 @@ class Heap:
         return array.reshape(shape)
 
     def _settle(self) -> None:
-        """Keep shared buffers no longer that all ranks have released."""
+        """Drop shared buffers that all ranks have released."""
         self._published_since = 0
         for offset, shared in list(self._shared.items()):
             if not any(self._kept(shared)):
                 del self._shared[offset]
 
     def _kept(self, shared: SharedBuffer) -> list[bool]:
-        """By rank, True where it has not released a buffer."""
+        """By rank, True if it has not released a buffer."""
         released = self._words[shared.tail : shared.tail + self.nranks].tolist()
         return [given != got for given, got in zip(released, shared.counts.tolist(), strict=True)]
 
@@ -215,11 +215,12 @@ class Heap:
         return -1
 
     def view(self, offset: int, shape: Sequence[int], dtype: Any) -> np.ndarray:
-        """The array at an offset, in any rank's arena. It keeps the mapping, but no block: its owner may use it again."""
+        """The array at an offset, in any rank's arena. It keeps the mapping alive, but not the block: its owner may reuse
+        that."""
         return np.ndarray(tuple(shape), dtype, self._open(), offset)
 
     def exclusive(self, timeout: float) -> AbstractContextManager[None]:
-        """Exclude other processes and threads: see `memory_file.exclusive`."""
+        """Exclude other processes and threads. See `memory_file.exclusive`."""
         return exclusive(self._descriptor, self._process_lock, timeout)
 
     def stats(self) -> dict[str, Any]:
@@ -266,17 +267,17 @@ class Heap:
         self._kept_alive = []
 
     def disown(self, most: int | None) -> None:
-        """Allocate and free nothing any more, in a forked child: the arena stays the parent's.
+        """Stop allocating and freeing, in a forked child: the arena stays the parent's.
 
-        The parent may change or free an array at any time, so the child gets copies of all pages with live blocks, at
-        the same addresses; none when `most` is None.
+        The parent may change or free an array at any time. So the child gets copies of all pages with live blocks, at the same
+        addresses; none if `most` is None.
 
-        Raises: MemoryError when these are more than `most` bytes, or than there is memory.
+        Raises: MemoryError if these are more than `most` bytes, or more than the memory there is.
         """
         blocks = [(lease.offset, lease.offset + lease.kind.size) for lease in self._live()]
         blocks += [(each.offset, each.offset + each.size) for each in list(self._acquired.values()) if each() is not None]
         ranges = joined(blocks)
-        # No callback is called any more: what dies here the parent still has.
+        # No callback runs any more: the parent still has what dies here.
         self._blocks.close()
         self._leases.clear()
         self._acquired.clear()
@@ -315,7 +316,7 @@ class Heap:
                 found = self._freed(kind)
             if found is None:
                 if self._blocks.needs(kind.size) and self._free() > max(_RECLAIM, available_memory() // 8):
-                    self._reclaim()  # not earlier: pages that are used again soon cost 0.3 ms per MiB
+                    self._reclaim()  # not earlier: pages that are soon reused cost 0.3 ms per MiB
                 try:
                     found = self._allocate(kind)
                 except MemoryError:
@@ -342,14 +343,14 @@ class Heap:
         return found[0], kind.free.append
 
     def _keepers(self) -> str:
-        """The end of an error where there is no memory: the ranks that keep most of what this one shares; "" without any."""
+        """The end of an error about missing memory: the ranks that keep most of what this one shares; "" without any."""
         kept = sorted(self._kept_by().items(), key=lambda each: -each[1][0])
         if not kept:
             return ""
         ranks = [f"rank {r} keeps {size_text(nbytes)} in {n} result{'s' * (n > 1)}" for r, (nbytes, n) in kept[:3]]
         more = f", and {len(kept) - 3} more ranks keep some" if len(kept) > 3 else ""
         return (
-            f" Of that {', '.join(ranks)}{more}, which are blocks of rank {self.rank}'s that ranks share: drop them there, or "
+            f" Of that {', '.join(ranks)}{more}, in blocks of rank {self.rank}'s that ranks share: drop them there, or "
             "keep copies (y.local.copy())."
         )
 
@@ -375,9 +376,9 @@ class Heap:
             self._sizes[size].fresh.append(offset)
 
     def _find_lost(self) -> None:
-        """Find blocks that exceptions, of a signal's handler say, have lost: those in no list, which no array has.
+        """Find blocks that exceptions have lost, of a signal handler for example: no list has them, and no array.
 
-        Not where another thread may have just taken one out of a list, or the code that a signal handler has interrupted.
+        Not if another thread may have just taken one out of a list, or the code that a signal handler has interrupted.
         """
         if not self._has_lost:
             return
@@ -421,7 +422,8 @@ class Heap:
 
 
 def _fast_pointer(array: np.ndarray) -> int:
-    """An array's address, read from its place in NumPy's ABI, behind the object's head: 0.3 µs, where the other takes 1.9."""
+    """An array's address, read from its place in NumPy's ABI, behind the object's head. It takes 0.3 µs, `__array_interface__`
+    1.9."""
     return ctypes.c_size_t.from_address(id(array) + object.__basicsize__).value
 
 
@@ -430,7 +432,7 @@ def _slow_pointer(array: np.ndarray) -> int:
 
 
 def _calls_of(code: Any, frames: Any) -> int:
-    """How often a function is under way, in these frames and their callers."""
+    """How often a function is being called, in these frames and their callers."""
     count = 0
     for frame in frames:
         while frame is not None:

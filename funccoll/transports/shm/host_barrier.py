@@ -1,4 +1,4 @@
-"""Entries: barriers of the host before collectives that run elsewhere, as on GPUs, and the errors of what then fails there."""
+"""Entries: barriers of the host before collectives that run elsewhere, as on GPUs, and the errors of failures there."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ __all__ = ["Agreement", "Entry"]
 
 @dataclass(frozen=True)
 class Agreement(CollectiveCall):
-    """A barrier of the hosts, which a rank enters when it is about to run `agreed` elsewhere, and as which it is described."""
+    """A barrier of the hosts. A rank enters it when it is about to run `agreed` elsewhere. It is described as that
+    collective."""
 
     agreed: CollectiveCall | None = None
 
     @staticmethod
     def to(calls: Sequence[CollectiveCall]) -> Agreement:
-        """The agreement to collectives over the same groups: all that determines them is compared."""
+        """The agreement to collectives over the same groups. All that determines them is compared."""
         first = calls[0]
         key = " ".join(f"{call.key} {call.hash(())}" for call in calls)
         barrier = build("barrier", first.schedule.nranks)
@@ -42,7 +43,7 @@ class Agreement(CollectiveCall):
 
 
 class Entry:
-    """A barrier of the ranks that are about to run one collective elsewhere: they compare what it is.
+    """A barrier of the ranks that are about to run one collective elsewhere. They compare what it is.
 
     It raises what that collective would raise on the host, in the same words.
     """
@@ -59,7 +60,7 @@ class Entry:
 
     @property
     def count(self) -> int:
-        """A number that grows when this rank has passed the barrier, also when an exception came then."""
+        """A number that grows when this rank has passed the barrier, even if an exception came then."""
         return int(self.executable.registry.bases[self.executable.communicators[0].number])
 
     @property
@@ -68,9 +69,9 @@ class Entry:
         return self.executable.communicators[0].members
 
     def failed(self, peer: int, waited_s: float | None) -> FunccollError:
-        """The error of the collective, which has ended in the middle.
+        """The error of the collective after it has ended in the middle.
 
-        It waited so long for `peer`; with None, the failure word stopped it.
+        It waited this long for `peer`. With None, the failure word stopped it.
         """
         executable, watch = self.executable, self.executable.world.watch
         diagnosis = Diagnosis(executable.registry, self._call, executable.communicators[0], peer)
@@ -84,7 +85,7 @@ class Entry:
         return job_is_over(self.executable.registry.broken, self._call.source)
 
     def abandon(self, error: BaseException, memory: object) -> None:
-        """Leave the collective in the middle because of an error: no other one runs any more, on any rank.
+        """Leave the collective in the middle because of an error. No collective runs any more, on any rank.
 
         `memory` is kept for good, because peers may still use it.
         """

@@ -1,4 +1,4 @@
-"""Notes of a heap about its blocks: which array has one, which ranks share it, and which are free."""
+"""Records of a heap about its blocks: the array in each, the ranks that share it, and the free blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Acquired", "BlockKind", "Lease", "Publication", "SharedBuffer"]
 
 
 class BlockKind:
-    """Attributes of arrays of one block size: leases of blocks that were freed, and offsets of blocks that were never used."""
+    """Blocks of one size. `free` holds the leases of freed blocks, `fresh` the offsets of blocks never used."""
 
     __slots__ = ("free", "fresh", "size")
 
@@ -30,7 +30,7 @@ class Lease(weakref.ref):
 
 
 class Acquired(weakref.ref):
-    """The weak reference to an array of a shared buffer, whose callback counts that this rank has released it."""
+    """The weak reference to an array of a shared buffer. Its callback counts that this rank has released it."""
 
     __slots__ = ("offset", "size")
 

@@ -1,6 +1,6 @@
 """The file that is the memory of a job's processes on one host: its creation, its limits, its mapping, and its lock.
 
-It is anonymous (`memfd_create`), and mapped whole by every process: [control: 16 MiB][arena of rank 0][arena of rank 1]...
+It is anonymous (`memfd_create`). Every process maps it whole: [control: 16 MiB][arena of rank 0][arena of rank 1]...
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ __all__ = ["CONTROL", "HEADER", "create", "exclusive", "largest_arena", "mapped"
 CONTROL = 16 << 20
 """Bytes of the control region, at offset 0."""
 HEADER = 64 << 10
-"""Bytes at its beginning that belong to `watch`; the rest is the runtime's."""
+"""Bytes at its beginning that belong to the failure detector. The rest is the runtime's."""
 
 _NAME = "funccoll-heap"
 _LEAST = 640 << 20  # bytes of address space that a rank needs: Python with NumPy, LLVM, and a heap
-_LEAST_ARENA = 4 << 20  # bytes of an arena in which something can be computed
-_MOST = 1 << 45  # bytes of address space of all arenas: mapped twice they are half of what a process has
+_LEAST_ARENA = 4 << 20  # bytes of an arena that suffice for some computing
+_MOST = 1 << 45  # bytes of address space of all arenas: mapped twice they are half of a process's address space
 _NORESERVE = 0x4000  # MAP_NORESERVE, which `mmap` names only from Python 3.13 on
 
 
 def largest_arena(world: int) -> int:
     """The most bytes of address space per rank that this process can map.
 
-    Raises RendezvousError where LLVM, which comes next, could not even be loaded.
+    Raises RendezvousError if not even LLVM, which comes next, could be loaded.
     """
     limits = address_space_limits()
     mappings, files = limits.get("`ulimit -v`"), limits.get("`ulimit -f`")
     if mappings is not None and mappings < _LEAST:
         raise RendezvousError(
             f"this process may map only {size_text(mappings)} of memory (`ulimit -v`), and a rank needs {size_text(_LEAST)}: "
-            "`ulimit -v unlimited` lifts the limit. Limits on memory that is used are another thing (cgroups)."
+            "`ulimit -v unlimited` lifts the limit. Limits on used memory (cgroups) are separate."
         )
     if files is not None and files < (least := CONTROL + world * _LEAST_ARENA):
         raise RendezvousError(
             f"this process may write only {size_text(files)} into a file (`ulimit -f`), also into the memory that ranks share, "
             f"and {world} ranks need {size_text(least)}: `ulimit -f unlimited` lifts the limit."
         )
-    # Half of a limit on mappings, and the heap is mapped twice: the rest is for everything else in the process.
+    # Half of a limit on mappings, and the heap is mapped twice. The rest is for everything else in the process.
     rooms = [room for room in (_MOST, mappings and mappings // 4, files) if room is not None]
     return min([LARGEST, *(max(room - CONTROL, 0) // world // PAGE * PAGE for room in rooms)])
 
@@ -79,7 +79,7 @@ def create(world: int, arena: int) -> int:
 def mapped(descriptor: int, size: int) -> SharedMapping:
     """The mapping of a file, but for its `shift`.
 
-    Raises RendezvousError, and closes the file, when the process has no address space for it.
+    Raises RendezvousError, and closes the file, if the process has no address space for it.
     """
     flags, found = mmap.MAP_SHARED | _NORESERVE, None
     try:
@@ -103,13 +103,13 @@ def mapped(descriptor: int, size: int) -> SharedMapping:
 
 @contextmanager
 def exclusive(descriptor: int, lock: Any, timeout: float) -> Iterator[None]:
-    """Exclude other processes, by a lock of the file, and other threads, by an RLock of this process.
+    """Exclude other processes by a lock on the file, and other threads by an RLock of this process.
 
-    Raises RendezvousError when one stays in it for `timeout` seconds (it was stopped).
+    Raises RendezvousError if another one stays in it for `timeout` seconds because it was stopped.
     """
     end = time.monotonic() + timeout
     try:
-        if not lock.acquire(timeout=timeout):  # the lock of the file is one for all threads of a process
+        if not lock.acquire(timeout=timeout):  # all threads of a process share the file's lock
             raise RendezvousError(f"another thread has kept the job's memory locked for {timeout:g} s.")
         while True:
             try:
@@ -121,7 +121,7 @@ def exclusive(descriptor: int, lock: Any, timeout: float) -> Iterator[None]:
                 time.sleep(0.001)
         yield
     finally:
-        if lock._is_owned():  # also when an interrupt came as it was taken
+        if lock._is_owned():  # also if an interrupt came as it was taken
             try:
                 fcntl.lockf(descriptor, fcntl.LOCK_UN)
             finally:

@@ -1,4 +1,4 @@
-"""Arguments that a rank has passed in a program's first call, as text that other ranks read, and how those of two differ."""
+"""Arguments of a program's first call on each rank, as text that other ranks read, and the difference between two ranks."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any, Literal, NamedTuple
 __all__ = ["MOST_TEXT", "PassedArgument", "PassedArguments", "different_values", "other_types"]
 
 MOST_TEXT = 8 << 10
-"""Bytes of the longest text, which is sent to other hosts as well."""
+"""Bytes of the longest text. It is also sent to other hosts."""
 _LONGEST_HASH = 2**32 - 1
 _LISTED = 8
-"""The most ranks that are named one by one."""
+"""The most ranks that an error names one by one."""
 _CHECKSUM = 8
 """Characters of the checksum behind a text."""
 
 
 Kind = Literal["own", "whole", "put", "block"]
-"""An argument that is not an Array; an Array on no mesh, or on virtual devices, which this process alone has; another Array;
-one of `from_local`, part of which other processes have, too."""
+"""Kinds of arguments: not an Array; an Array on no mesh, or on virtual devices, so only in this process; another Array; an
+Array of `from_local` with a part that other processes hold, too."""
 
 
 class PassedArgument(NamedTuple):
     """An argument: its name, its type and spec as text, a hash of its value, and its kind.
 
-    The hash is that of a process's own value, or of what `device_put` or `from_local` took; 0 for other Arrays. It is of the
-    global value. Where it is of a block, `part` says of which one, and `along` has the axes along which that is equal.
+    The hash is that of the global value: a process's own, or the one that `device_put` or `from_local` took; 0 for other
+    Arrays. If it is the hash of a block, `part` identifies the block, and `along` has the axes along which blocks are equal.
     """
 
     name: str
@@ -41,9 +41,9 @@ class PassedArgument(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """The arguments with a hash for which a text has no room: the first one's name, and how many they are.
+    """The arguments with a hash that did not fit into the text: the first one's name, and their number.
 
-    `which` is equal where they are the same ones, or the same parts of them, and `hash` where their values are, too.
+    `which` is equal if they are the same arguments, or the same parts of them. `hash` is equal if their values are, too.
     """
 
     first: str
@@ -53,7 +53,7 @@ class LeftOut(NamedTuple):
 
     @classmethod
     def of(cls, rows: Mapping[int, PassedArgument]) -> LeftOut | None:
-        """Those of some arguments; None where none has a hash."""
+        """The summary of some arguments; None if none has a hash."""
         found = {i: row for i, row in sorted(rows.items()) if row.hash}
         if not found:
             return None
@@ -63,9 +63,9 @@ class LeftOut(NamedTuple):
 
 
 class PassedArguments(NamedTuple):
-    """The arguments of a program's first call, by number, and those for which the text has no room, together.
+    """The arguments of a program's first call, by number, and the summary of those that did not fit into the text.
 
-    `site` is the call's (`call_path`), 0 where it is not known.
+    `site` is the call's `call_path`, or 0 if it is unknown.
     """
 
     rows: Mapping[int, PassedArgument]
@@ -74,8 +74,8 @@ class PassedArguments(NamedTuple):
 
     @staticmethod
     def text(program: str, serial: int, site: int, rows: Sequence[PassedArgument]) -> str:
-        """The arguments as text. Those with a hash come first; of the last ones of a long list it has one hash together."""
-        longest = max((len(json.dumps(row.name)) for row in rows), default=0)  # in what is said of those that are left out
+        """The arguments as text. Those with a hash come first. The last ones of a long list share one hash."""
+        longest = max((len(json.dumps(row.name)) for row in rows), default=0)  # in the summary
         chosen, room = dict[int, PassedArgument](), MOST_TEXT - 250 - len(program) - longest
         for i in sorted(range(len(rows)), key=lambda i: not rows[i].hash):
             room -= len(json.dumps([i, *rows[i]._replace(hash=_LONGEST_HASH)])) + 2  # equal on all ranks
@@ -89,9 +89,10 @@ class PassedArguments(NamedTuple):
 
     @staticmethod
     def find(texts: bytes, program: str) -> str:
-        """The last text of a program, whose name begins like that, among texts that zero bytes separate; "" without one.
+        """The last text of a program among texts separated by zero bytes; "" without one. `program` is the beginning of its
+        name.
 
-        A text that is written or overwritten at this moment does not fit its checksum, and does not count.
+        A text that is being written or overwritten does not fit its checksum, and does not count.
         """
         begin, found, at = json.dumps({"program": program}).encode()[:-2], list[bytes](), -1
         while (at := texts.find(begin, at + 1)) >= 0:
@@ -101,7 +102,7 @@ class PassedArguments(NamedTuple):
 
     @staticmethod
     def of(text: str) -> PassedArguments:
-        """Read a text; of "" no argument is known."""
+        """Read a text. "" gives no arguments."""
         if not text:
             return PassedArguments({})
         read = _read(text.encode())
@@ -109,7 +110,7 @@ class PassedArguments(NamedTuple):
         return PassedArguments({i: PassedArgument(*row) for i, *row in read["arguments"]}, read["site"], left_out)
 
     def other_value(self, other: PassedArguments, ranks: Sequence[int], alone: bool = False) -> str:
-        """The sentences about the first global value that two ranks have passed differently; "" where none is known to be.
+        """The sentences about the first global value that two ranks passed differently; "" if none is known.
 
         `alone` says that the program has no collective.
         """
@@ -131,7 +132,7 @@ class PassedArguments(NamedTuple):
 
 
 def other_types(passed: Mapping[int, PassedArguments], ranks: Sequence[int]) -> str:
-    """The first argument that has other types on two ranks, with its types on all of `passed`; "" where functions differ."""
+    """The first argument with different types on two ranks, and its types on all of `passed`; "" if the functions differ."""
     mine, theirs = (passed[rank].rows for rank in ranks)
     both = sorted(mine.keys() & theirs.keys())
     differ = [i for i in both if mine[i].type != theirs[i].type]
@@ -162,7 +163,8 @@ def _read(text: bytes) -> dict[str, Any]:
 
 
 def different_values(name: str, spec: object, is_split: bool, ranks: Sequence[int], axes: str = "", kind: Kind = "own") -> str:
-    """The sentences about an argument that must be equal on two ranks; `axes`, if known, are those along which."""
+    """The sentences about an argument that must be equal on two ranks. `axes`, if known, are the axes along which it must
+    be."""
     if kind == "put":
         own = f"fc.from_local(x, mesh, {spec})" if is_split else "fc.from_local, with the axis in its spec"
         return (
@@ -172,8 +174,8 @@ def different_values(name: str, spec: object, is_split: bool, ranks: Sequence[in
     if is_split and kind != "block":
         what = "an Array on no mesh of the job" if kind == "whole" else "not an Array"
         return (
-            f"{name} is {what}, so it is taken as the global value, of which each rank gets its part by {spec}; ranks "
-            f"{ranks[0]} and {ranks[1]} passed different values. Pass the same on all ranks, or each rank's own block as "
+            f"{name} is {what}, so it is taken as the global value, and each rank gets its part by {spec}. Ranks {ranks[0]} "
+            f"and {ranks[1]} passed different values. Pass the same on all ranks, or each rank's own block as "
             f"fc.from_local(x, mesh, {spec})."
         )
     along = f"equal along {axes}" if axes else "equal on all ranks"

@@ -1,8 +1,8 @@
-"""Access of ranks to private memory of their peers on one host: tried out when a job begins, and agreed on.
+"""Access of ranks to private memory of their peers on one host. It is tried when a job begins, and the ranks agree on it.
 
-Small NumPy arguments are copied to shared memory by their owner. Larger ones its peers read from where they are
-(`kernels.direct_reads`), which the system allows processes of one user, unless Yama, seccomp or a namespace forbids it. All
-ranks of a host read all others, or none does: the first one hears what each has found, and decides.
+The owner of a small NumPy argument copies it to shared memory. Its peers read larger ones in place (`kernels.direct_reads`).
+The system allows that between processes of one user, unless Yama, seccomp or a namespace forbids it. All ranks of a host read
+all others, or none does: the first rank collects what each has found, and decides.
 """
 
 from __future__ import annotations
@@ -32,20 +32,22 @@ if TYPE_CHECKING:
 __all__ = ["PeerAccess"]
 
 _PATIENCE, _LONGER = 10.0, 60.0
-"""Seconds that a rank waits for the others, which it has just met, and for the decision of the first one."""
+"""Seconds that a rank waits for the others, and then for the decision of the first rank."""
 _SWITCHED_OFF = 1 << 16  # beside the system's error numbers
 _MOST_RANKS = 1 << 12
 _FOUND, _PID, _ADDRESS, _COOKIE, _WORDS = range(5)
-"""Words of a rank's row in the control region: 1 + the error that it has found, or 1; its process, which it writes last; the
-address of its cookie, and that. Of the row behind them all: the decision in place of what was found, and whose it was."""
+"""Words of a rank's row in the control region: 1 + the error that it has found, or 1; its process, written last; the address of
+its cookie; the cookie. One more row follows them. It has the decision in the first word, and the rank that caused it in the
+second."""
 _WIPE_ON_FORK = 18  # MADV_WIPEONFORK
 
 
 class PeerAccess:
     """The access of this process to private memory of its peers, and theirs to its own.
 
-    Attributes: `bounds`, from when on arguments are read directly, None for never; `peers`, the kernel's table of them;
-    `owner`, what the kernel adds to addresses of this process; `start`, the offset in the heap from which on it is used.
+    Attributes: `bounds`, the sizes from which on arguments are read directly, None for never; `peers`, the kernel's table of
+    peers; `owner`, the number that the kernel adds to addresses of this process; `start`, the offset in the heap where the
+    table begins.
     """
 
     def __init__(self, heap: Heap, world: Membership):
@@ -72,7 +74,7 @@ class PeerAccess:
         elif not self._until(lambda: decision[_FOUND] != 0, _LONGER):
             if self._world.watch.failure() is None:
                 raise RendezvousError(
-                    f"rank {ranks[0]} has not said within {_LONGER:g} s how ranks read each other's arguments: it is stopped."
+                    f"rank {ranks[0]} is stopped: it has not reported for {_LONGER:g} s how ranks read each other's arguments."
                 )
             return ETIMEDOUT
         return int(decision[_FOUND]) - 1
@@ -93,7 +95,7 @@ class PeerAccess:
             others_refuse = lambda: bool((self._table[ranks, _FOUND] > 1).any())
             if not self._until(lambda: bool(self._table[ranks, _PID].all()) or others_refuse(), _PATIENCE):
                 return ETIMEDOUT
-            if others_refuse():  # for a reason that they have said
+            if others_refuse():  # for a reason that they have published
                 return 0
             for rank in ranks:
                 row = self.peers[rank] = self._table[rank, [_PID, _ADDRESS, _COOKIE, _FOUND]]
@@ -105,7 +107,8 @@ class PeerAccess:
         return 0
 
     def _until(self, condition: Callable[[], object], seconds: float) -> bool:
-        """Wait; returns False when nothing came of it, or a rank has failed. Time in which all are stopped does not count."""
+        """Wait. Returns False if nothing came of it, or if a rank has failed. Time in which all ranks are stopped does not
+        count."""
         pause, waited = 0.0, 0.0
         while not condition():
             if waited > seconds or self._world.watch.failure() is not None:
@@ -127,7 +130,7 @@ class PeerAccess:
 
     @property
     def refusal(self) -> str:
-        """The reason why no argument is read directly, in words; "" where they are."""
+        """The reason why no argument is read directly, in words; "" if they are."""
         if self.bounds is not None:
             return ""
         error, rank = int(self._table[-1, _FOUND]) - 1, int(self._table[-1, _PID])

@@ -1,7 +1,7 @@
 """Plans: what one rank executes for several collectives in a row, worked out before anything is allocated.
 
-A plan knows shapes and dtypes, not addresses: BIND_ARG looks those up in every call. Its code and its tables are complete but
-for the memory that it needs, which `allocations` list.
+A plan knows shapes and dtypes, but not addresses: BIND_ARG looks those up in every call. Its code and its tables are complete
+except for the memory that it needs. `allocations` lists that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["DESCRIPTION", "DESCRIPTION_BYTES", "Allocation", "Plan", "build_plan
 
 
 def description(calls: Sequence[CollectiveCall]) -> bytes:
-    """The fields of DESCRIPTION, which a rank publishes when it enters, so that its peers can say what differs."""
+    """The fields of DESCRIPTION. A rank publishes it when it enters, so that its peers can report what differs."""
     columns = zip(*(call.fields for call in calls), strict=True)
     alike = lambda values: values[:1] if len(set(values)) == 1 else values
     fields = ["; ".join(alike(values)) for values in columns]
@@ -43,7 +43,7 @@ DESCRIPTION_BYTES = 1 << 11
 
 @dataclass(frozen=True)
 class Allocation:
-    """Memory of this rank's own in the heap: the slots that hold its address, and the words of code that hold its offset.
+    """This rank's own memory in the heap: the slots that hold its address, and the words of code that hold its offset.
 
     It begins with `content`.
     """
@@ -55,7 +55,7 @@ class Allocation:
 
     @property
     def is_scratch(self) -> bool:
-        """True for memory in which no call finds what another one left: calls of several plans can use it in turn."""
+        """True for memory in which no call finds what another one left. Calls of several plans can use it in turn."""
         return bool(self.nbytes) and not self.words and not self.content
 
 
@@ -70,13 +70,13 @@ class SharedResult(NamedTuple):
     ranks: tuple[int, ...]
     """World ranks."""
     owner: int
-    """The one that has it in its memory."""
+    """The rank that has it in its memory."""
     slot: int
-    """The slot that has its address in the end; of a broadcast the heap's where the root has not shared its argument."""
+    """The slot that has its final address. For a broadcast it is the heap's slot if the root has not shared its argument."""
     argument: int | None
-    """Of a broadcast, the root's argument; None for an array that the owner makes."""
+    """For a broadcast, the root's argument; None for an array that the owner makes."""
     always: bool = True
-    """False where the root of a broadcast shares only what it need not copy; others then copy it themselves."""
+    """False if the root of a broadcast shares only what it need not copy. Otherwise the others copy it themselves."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +84,7 @@ class Plan:
     """One rank's code for several collectives in a row, and the memory that it needs."""
 
     code: np.ndarray
-    """int64 words, see `schedules.streams.instructions`. Those that allocations name are still 0."""
+    """int64 words. See `schedules.streams.instructions`. Words that allocations name are still 0."""
     starts: tuple[int, ...]
     """The index of each collective's first word."""
     slots: int
@@ -95,14 +95,14 @@ class Plan:
     arguments: Mapping[int, tuple[Operand, CollectiveCall]]
     """The operand of each argument, and its collective."""
     results: tuple[tuple[Operand, bool], ...]
-    """Each result's operand, and True where calls bind it: a rank that receives nothing has zeros."""
+    """Each result's operand, and True if calls bind it. A rank that receives nothing has zeros."""
     shared: tuple[SharedResult, ...]
     """The results that ranks share."""
     collectives: tuple[PlannedCollective, ...]
     entered: Mapping[int, Sequence[PlannedCollective]]
-    """Those that are entered together, by the hash that a rank publishes then."""
+    """Collectives that are entered together, by the hash that a rank publishes then."""
     spans: Mapping[int, int]
-    """By communicator, the advance of a rank's counter in all of the code."""
+    """By communicator, the advance of a rank's counter in the whole code."""
     dtype_words: Mapping[int, np.dtype]
     """The words of code that get the address of an argument's dtype object."""
     messages: tuple[Message, ...] = ()
@@ -126,7 +126,7 @@ class Plan:
 def build_plan(calls: Sequence[CollectiveCall], communicators: Sequence[Communicator], shares_results: bool = False) -> Plan:
     """The plan of one rank for `calls`, each over its communicator. It depends on nothing else, and allocates nothing.
 
-    With `shares_results` large ones that all ranks get are one array, where that can be: nothing may write into results then.
+    With `shares_results`, large results that all ranks get are one array if possible. Then nothing may write into results.
     """
     planned, slots = [], 0
     shares_results &= not any(o.reads_result(0) for call in calls for o in call.operands)
@@ -186,8 +186,8 @@ def _planned(call: CollectiveCall, communicator: Communicator, first_slot: int, 
     kind, layouts = schedule.collective, layouts_of(schedule, operands)
     has_arguments = not is_eager and any(o.argument is not None and o.argument >= 0 for o in operands)
     direct = has_arguments and staging.reads_directly(call.kind, layouts, communicator.direct_reads)
-    # With other hosts each segment would wait for messages of its own. Segments overlap a copy with the next, and keep what is
-    # combined in the caches: a single copy needs none.
+    # With other hosts each segment would wait for messages of its own. Segments overlap a copy with the next one, and keep
+    # combined data in the caches. A single copy needs no segments.
     in_segments = (
         has_arguments and not communicator.hosts and not ((direct or one_result is not None) and not kind.meaning.combines)
     )
@@ -210,12 +210,13 @@ def _planned(call: CollectiveCall, communicator: Communicator, first_slot: int, 
 
 
 def _is_large(operand: Operand) -> bool:
-    """True for an operand whose result can be shared, which takes some microseconds."""
+    """True for an operand whose result can be shared. Sharing takes some microseconds."""
     return operand.argument is not None and operand.out_nbytes >= SHAREABLE
 
 
 def _entries(planned: Sequence[PlannedCollective]) -> Iterator[tuple[Sequence[PlannedCollective], MailboxRing | None]]:
-    """The collectives that are entered together, and their mailboxes: eager ones in a row that read no result of each other."""
+    """The collectives that are entered together, and their mailboxes: eager ones in a row that do not read each other's
+    results."""
     begin, results = 0, 0
     while begin < len(planned):
         end, first, ring = begin, planned[begin], None
@@ -233,7 +234,7 @@ def _entries(planned: Sequence[PlannedCollective]) -> Iterator[tuple[Sequence[Pl
 
 
 def _shared_result(collective: PlannedCollective, i: int, number: int, is_bound: bool) -> SharedResult:
-    """Array i of a collective whose results are shared."""
+    """Array i of a collective with shared results."""
     members, operand = collective.communicator.members, collective.call.operands[i]
     owner, slot, argument, always = OWNER, collective.output_slot(OWNER, i), None, True
     if collective.one_result is None:
@@ -251,14 +252,14 @@ def _hash(collectives: Sequence[PlannedCollective]) -> int:
 
 
 def _is_read_by_others(collective: PlannedCollective) -> bool:
-    """True where other ranks of the host read this rank's input in place."""
+    """True if other ranks of the host read this rank's input in place."""
     if collective.one_result is not None and not collective.schedule.collective.meaning.reduces:
         return False  # they write it to the owner
     return not collective.is_eager and len(collective.communicator.neighbours) > 1
 
 
 class _Bindings:
-    """Contents of this rank's own slots: arguments, results, and memory that is allocated."""
+    """Contents of this rank's own slots: arguments, results, and allocated memory."""
 
     def __init__(self) -> None:
         self.code: list[int] = []
@@ -292,7 +293,7 @@ class _Bindings:
             if collective.reads_directly and _is_read_by_others(collective):
                 how = READ_DIRECTLY
             if operand.argument >= 0:
-                # NumPy's arrays share one object of each dtype; an operand's may be that of an array from a pickle.
+                # NumPy's arrays share one object of each dtype. An operand's may come from a pickled array.
                 self.dtype_words[len(self.code) + Opcode.BIND_ARG.offset("dtype")] = np.dtype(operand.dtype.type)
             self._bind(operand.argument, argument, operand.nbytes, how, operand.size)
             if operand.argument >= 0:
@@ -309,13 +310,13 @@ class _Bindings:
         self.code += Opcode.BIND_ARG.encode(argument=argument, slot=slot, nbytes=nbytes, staging=buffer, dtype=0, count=count)
 
     def allocate(self, nbytes: int, *slots: int, words: tuple[int, ...] = (), content: bytes = b"") -> None:
-        """Ask for memory; with 0 bytes, all slots get the address of one empty array."""
+        """Request memory. With 0 bytes, all slots get the address of one empty array."""
         if nbytes:
             self._allocations.append(Allocation(nbytes, slots, words, content))
         else:
             self._empty += slots
 
     def allocations(self) -> tuple[Allocation, ...]:
-        """All memory that was asked for."""
+        """All memory that was requested."""
         empty = [Allocation(0, tuple(self._empty))] if self._empty else []
         return (*self._allocations, *empty)

@@ -15,7 +15,7 @@ from .results import UNSHARED_REFCOUNT
 __all__ = ["TUPLE_HEAD", "PlanFastPath"]
 
 TUPLE_HEAD = tuple.__basicsize__
-"""Bytes from a tuple's address to its items', which are addresses of objects."""
+"""Bytes from a tuple's address to its items. The items are addresses of objects."""
 
 
 def _word(address: int) -> Any:
@@ -24,14 +24,14 @@ def _word(address: int) -> Any:
 
 
 _NOBODY = memoryview(b"\0" * 8).cast("q")
-"""In the place of the thread that may call, where each call goes the slow way."""
+"""Stands in for the thread that may call when each call must take the slow path."""
 
 
 class PythonPlanFastPath:
-    """See `PlanFastPath` in `_native.c`, in the place of which it stands."""
+    """The Python version of `PlanFastPath` in `_native.c`, used without the extension."""
 
     is_complete = False
-    """True when the last call has done all that others wait for, whether or not an exception has left it then."""
+    """True if the last call has done all that others wait for, even if an exception has left it since."""
 
     def bind(
         self,
@@ -46,16 +46,16 @@ class PythonPlanFastPath:
         nargs: int,
         nresults: int,
     ) -> None:
-        """Set what a call uses. Context and owner are addresses, whose memory must live as long as this object."""
+        """Set what a call uses. `context` and `owner` are addresses; their memory must live as long as this object."""
         self._plain, self._busy, self._others, self._nargs, self._number = kernel, busy, others, nargs, communicators[0]
         self._is_one = len(communicators) == 1
-        self._kept = kept if UNSHARED_REFCOUNT is not None else []  # the kernel sees which of them are in use
+        self._kept = kept if UNSHARED_REFCOUNT is not None else []  # the kernel sees which are in use
         self._thread, self._arguments, self._taken = map(_word, (owner, *(context + 8 * word for word in words[:2])))
         self.is_fast = True
 
     @property
     def is_fast(self) -> bool:
-        """False where the kernel is another one: while a profile is recorded."""
+        """False while a profile is recorded: then the kernel is another one."""
         return self._owner is not _NOBODY
 
     @is_fast.setter

@@ -1,4 +1,4 @@
-"""Notes in shared memory, which each process makes for the others of its host: of its first calls, and of its meshes."""
+"""Notes that each process makes in shared memory for the others of its host, about its first calls and its meshes."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from .passed_arguments import MOST_TEXT, PassedArgument, PassedArguments
 __all__ = ["ProcessNotes"]
 
 _ARGUMENT_BYTES = 4 * MOST_TEXT
-"""Bytes in which a rank notes the arguments of its programs' first calls: some hundred small ones, or four large ones."""
+"""Bytes for a rank's notes about the arguments of first calls: some hundred small arguments, or four large ones."""
 _MESHES, _MESH_BYTES = 64, 256
-"""Meshes of which a rank tells, and the bytes for each."""
+"""Number of meshes that a rank notes, and the bytes for each."""
 _NOTE_BYTES = _ARGUMENT_BYTES + _MESHES * _MESH_BYTES
 _ANSWER_TIMEOUT = 0.2
-"""Seconds in which a rank of another host answers."""
+"""Seconds for a rank of another host to answer."""
 
 
 class ProcessNotes:
-    """This process's notes, and those of the others. They need no collective, and so no kernel.
+    """This process's notes, and those of the others. They need no collective, so no kernel.
 
-    A process first writes its own note, and then reads those of others, with a fence in between: of two that differ, at least
-    the one that comes last sees the other's, and none waits.
+    A process writes its own note first, and then reads the others' notes, with a fence in between. If two notes differ, at
+    least the later process sees the other's. No process waits.
     """
 
     def __init__(self, world: Membership, heap: Heap):
         self.world, self._heap = world, heap
         self.first_calls: set[str] = set()
-        """The identities of the programs that this process has called and whose arguments it has compared."""
+        """The identities of programs that this process has called, and whose arguments it has compared."""
         self.have_ended = False
-        """True once this process has left the job: nothing is noted or compared any more."""
+        """True once this process has left the job. Then nothing is noted or compared any more."""
         self._lock = threading.RLock()  # a signal handler may call a program, too
         self._own: np.ndarray | None = None
         self._at = self._count = 0
@@ -46,16 +46,16 @@ class ProcessNotes:
 
     @staticmethod
     def nbytes(world: int) -> int:
-        """Bytes at the beginning of the control region in which ranks say where their notes are."""
+        """Bytes at the beginning of the control region where ranks publish the place of their notes."""
         return 8 * world
 
     def end(self) -> None:
-        """Leave the job. It takes no lock: in a forked child a thread that is not there may have it."""
+        """Leave the job. Takes no lock: in a forked child, a thread that no longer exists may hold it."""
         self.have_ended, self._own = True, None
 
     def note_arguments(self, program: str, site: int, rows: Sequence[PassedArgument]) -> PassedArguments:
-        """Note the arguments of a program's first call; later notes take the oldest ones' place. Returns what was noted."""
-        with self._lock:  # leaving it, and taking it again to read, is the fence
+        """Note the arguments of a program's first call. New notes overwrite the oldest ones. Returns the note."""
+        with self._lock:  # releasing the lock, and taking it again to read, is the fence
             own = self._memory()
             self._count += 1
             text = PassedArguments.text(program, self._count, site, rows)
@@ -66,16 +66,16 @@ class ProcessNotes:
         return PassedArguments.of(text)
 
     def arguments_of(self, rank: int, program: str) -> str:
-        """A rank's note of the arguments of a program whose identity begins like this; "" where it is not known."""
+        """A rank's note of a program's arguments; "" if it is unknown. `program` is the beginning of its identity."""
         if not self.is_here(rank):
             answer = self.world.watch.ask(rank, {"kind": "arguments", "program": program}, _ANSWER_TIMEOUT)
             return str(answer["text"]) if answer else ""
         return PassedArguments.find(self._read(rank, 0, _ARGUMENT_BYTES), program)
 
     def compare_mesh(self, number: int, axes: Mapping[str, int], source: str) -> None:
-        """Note the `number`-th mesh of this process, which it makes at that line, and compare it with those of others.
+        """Note the `number`-th mesh of this process, made at that line, and compare it with the others' meshes.
 
-        Raises MeshError where another rank of this host has made another one. One whose text is too long is not compared.
+        Raises MeshError if another rank of this host has made a different one. A mesh with too long a text is not compared.
         """
         start = _ARGUMENT_BYTES + number % _MESHES * _MESH_BYTES
         text = json.dumps([number, list(axes.items()), source]).encode()
@@ -102,11 +102,11 @@ class ProcessNotes:
         return [rank for rank in self.world.ranks if rank != self.world.rank and self.is_here(rank)]
 
     def is_here(self, rank: int) -> bool:
-        """True for ranks of this host, whose memory this process sees."""
+        """True for ranks of this host. This process sees their memory."""
         return self.world.hosts[rank] == self.world.hosts[self.world.rank]
 
     def _memory(self) -> np.ndarray:
-        """This process's notes, in its arena; the caller has the lock."""
+        """This process's notes, in its arena. The caller has the lock."""
         if self._own is None:
             self._own = self._heap.array((_NOTE_BYTES,), np.dtype(np.uint8))
             self._own[...] = 0
@@ -114,7 +114,7 @@ class ProcessNotes:
         return self._own
 
     def _read(self, rank: int, start: int, nbytes: int) -> bytes:
-        """Bytes of a rank's notes; none where it has made none."""
+        """Bytes of a rank's notes; none if it has made none."""
         with self._lock:  # the fence behind what this process has written
             place = int(self._places()[rank])
         return self._heap.view(place + start, (nbytes,), np.uint8).tobytes() if place else b""

@@ -22,17 +22,17 @@ __all__ = ["RecordedKernel", "describe"]
 
 
 class RecordedKernel:
-    """Runs an executable's plan like its ordinary kernel, and records each instruction. It is called until all is done."""
+    """Runs an executable's plan like its ordinary kernel, and records each instruction. It is called until all are done."""
 
     def __init__(self, recorder: Recorder, executable: SharedMemoryExecutable, plain: Callable[[], object]):
         self._recorder, self._plain, self._key = recorder, plain, object()
-        self._executable = weakref.ref(executable)  # which has this kernel, and goes when nothing else refers to it
+        self._executable = weakref.ref(executable)  # it has this kernel, and goes when nothing else refers to it
         self._words: Any = executable._words
         self._kernel = interpreter(executable.context.ctypes.data, records=True)
         self._number, self._line, self._began = 0, 0, 0
 
     def __call__(self) -> None:
-        """Run from the PC in the context; afterwards its status is there."""
+        """Run from the PC in the context. Afterwards the context has the kernel's status."""
         recorder = self._recorder
         try:
             file = recorder.rows()
@@ -86,7 +86,7 @@ class RecordedKernel:
 
 
 def describe(executable: SharedMemoryExecutable) -> dict[str, Any]:
-    """An executable's plan: its collectives, and of each instruction what a reader of rows needs to know."""
+    """An executable's plan: its collectives, and what a reader of rows needs to know about each instruction."""
     code = list(disassemble(executable._code.tolist()))
     return {
         "kind": "plan",

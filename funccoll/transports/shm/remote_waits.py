@@ -1,4 +1,4 @@
-"""Waits of ranks for each other in a job on several hosts, whose memory does not show them all: ranks tell them when asked."""
+"""Waits of ranks for each other in a job on several hosts. A rank cannot read them all in memory, so the others report them."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Any, NamedTuple
 __all__ = ["Progress", "Wait", "find_cycle"]
 
 _LONGEST = 256
-"""Ranks of the longest cycle that is looked for."""
+"""Length of the longest cycle that is searched for."""
 _FEW = 16
-"""Ranks of a call up to which all are asked; of others those that are waited for now, and those on the path."""
+"""Ranks of a call up to which all are asked. In larger calls only the ranks waited for now are asked, and those on the path."""
 
 
 class Wait(NamedTuple):
-    """A wait of a thread in a call of a communicator, which `tag` names on all ranks."""
+    """A wait of a thread in a call of a communicator. `tag` names the communicator on all ranks."""
 
     rank: int
     """The rank for which it waits now."""
     tag: int
     needs: Mapping[int, int]
-    """By rank, a count that its counter must reach in that communicator before the thread can leave the call."""
+    """By rank, the count that its counter must reach in that communicator before the thread can leave the call."""
 
 
 class Progress(NamedTuple):
-    """The progress of a rank in a communicator: its counter there, and where the thread waits that would move it."""
+    """The progress of a rank in a communicator: its counter there, and the wait of the thread that would advance it."""
 
     counter: int
     wait: Wait | None
-    """None where that thread does not wait, or is not known. It may be over: then what it needs has come."""
+    """None if that thread does not wait, or is unknown. The wait may be over: then what it needs has come."""
 
     def told(self) -> list[Any]:
-        """It as an answer to another rank."""
+        """Itself as an answer to another rank."""
         return [self.counter, self.wait and [self.wait.rank, self.wait.tag, list(self.wait.needs.items())]]
 
     @staticmethod
@@ -42,16 +42,16 @@ class Progress(NamedTuple):
 
 
 Look = Callable[[int, Collection[int]], Mapping[int, Progress]]
-"""A function of a communicator's tag and some ranks, which returns the progress of those that answer."""
+"""A function from a communicator's tag and some ranks to the progress of those that answer."""
 
 
 def find_cycle(rank: int, wait: Wait, first: Mapping[int, Progress], look: Look) -> list[int]:
-    """A cycle of ranks that wait for each other, among those for which a rank waits, those for which they wait, and so on.
+    """A cycle of ranks that wait for each other, found by following waits from one rank to the next.
 
-    `first` is the progress of ranks for which it waits itself. Returns [] where there is none.
+    `first` is the progress of the ranks for which this one waits. Returns [] if there is no cycle.
 
-    A thread in one call cannot come to another one before it leaves the first, and cannot leave that before others have come
-    to it. So a cycle is a deadlock, although its waits are not looked at all at once: a wait must be read before the counter.
+    A thread in one call cannot enter another before it leaves the first. It cannot leave the first before others have entered
+    it. So a cycle is a deadlock even though its waits are read one after the other. Read each wait before the counter.
     """
     seen = {(rank, wait.tag)}
 

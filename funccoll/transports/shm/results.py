@@ -1,4 +1,4 @@
-"""The arrays that collectives write their results to: new ones in the heap, or small ones that are not in use any more."""
+"""The arrays for the results of collectives: new ones in the heap, or small ones that are no longer in use."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .heap import Heap
 __all__ = ["UNSHARED_REFCOUNT", "ResultPool", "new_result"]
 
 _POOLED = 1 << 18
-"""Bytes of a call's results up to which their arrays are used again once they are free, if all are small: compute writes into
-large ones, and they become other values."""
+"""Bytes of a call's results up to which free arrays are reused, if all are small. Large ones are not: compute writes into them,
+and they become other values."""
 _MAX_KEPT = 3
 # The count of `getrefcount`, called by `map`, for an array that only a tuple holds: Python's versions count differently.
 _UNSHARED = max(map(getrefcount, (np.empty(0),)))
@@ -31,14 +31,14 @@ def _unshared_refcount() -> int | None:
 
 
 UNSHARED_REFCOUNT = _unshared_refcount()
-"""The reference count, as the kernel reads it, of an array that only a tuple holds; None where Python counts otherwise."""
+"""The reference count of an array that only a tuple holds, as the kernel reads it; None if Python counts otherwise."""
 
 
 class ResultPool:
-    """The arrays that the results of a call go to, as a tuple.
+    """The arrays for a call's results, as a tuple.
 
-    Small ones that are not in use any more are used again, all of a call together: 1 µs less for each. The kernel
-    reads their reference counts when it binds them; when one is in use, the call must be given `others`.
+    Small arrays that are no longer in use are reused, all of a call together. That saves 1 µs for each. The kernel reads their
+    reference counts when it binds them. If one is in use, the call must be given `others`.
     """
 
     def __init__(self, make: Sequence[Callable[[], np.ndarray]], sizes: Sequence[int]):
@@ -66,7 +66,7 @@ class ResultPool:
 
 
 def new_result(heap: Heap, operand: Operand, zeros: bool = False) -> np.ndarray:
-    """A new array that only kernels write: it is read-only, so its views are, too. Compute may write into a large one later."""
+    """A new array that only kernels write. It is read-only, and so are its views. Compute may write into a large one later."""
     array = heap.array(operand.out_shape, operand.dtype)
     if zeros:
         array[...] = 0

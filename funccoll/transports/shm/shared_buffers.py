@@ -1,4 +1,4 @@
-"""Results that all ranks of a communicator share: what a call does before and after its kernel."""
+"""Results that all ranks of a communicator share: the work before and after a call's kernel."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["SharedBuffers"]
 class SharedBuffers:
     """The shared results of a plan.
 
-    Their owner publishes its block for the other ranks before it publishes where that is. They acquire it when the kernel has
+    The owner first publishes its block for the other ranks, then the block's place. The others acquire it when the kernel has
     returned, and release it when their result is gone.
     """
 
     def __init__(self, plan: Plan, heap: Heap, rank: int, addresses: np.ndarray, count: Callable[[], int]):
-        """`rank` is this process's; `addresses` is the table of the call's context; `count` says how far calls have come."""
+        """`rank` is this process's. `addresses` is the table of the call's context. `count` is the number of calls so far."""
         self.heap, self.arguments = heap, plan.arguments
         self.addresses: Any = memoryview(addresses)  # type: ignore[arg-type]  # (NumPy's stubs: an array is a buffer)
         self.owned = [shared for shared in plan.shared if shared.owner == rank]
@@ -36,7 +36,7 @@ class SharedBuffers:
         self.published: list[Publication] = []
         """Those of the last call."""
         self.noted = {}
-        """By slot, an iterator that notes each time that what a kernel has found there was acquired."""
+        """By slot, an iterator. Each step of it notes that what a kernel found there was acquired."""
         for shared in self.acquired:
             self.addresses[shared.slot] = heap.base
             self.noted[shared.slot] = starmap(setitem, repeat((self.addresses, shared.slot, heap.base)))
@@ -44,7 +44,7 @@ class SharedBuffers:
     def prepare(
         self, arrays: tuple[Any, ...], results: tuple[np.ndarray, ...]
     ) -> tuple[tuple[Any, ...], tuple[np.ndarray, ...]]:
-        """Arguments and results for the kernel: those that this rank owns are blocks of its own, which are published now."""
+        """Arguments and results for the kernel. Those that this rank owns are its own blocks, published here."""
         self.repair()
         heap, given, taken = self.heap, list(arrays), list(results)
         found = [self._owned(shared, arrays) for shared in self.owned]
@@ -53,7 +53,7 @@ class SharedBuffers:
                 taken[shared.number] = new_result(heap, shared.operand)
         for (block, array), shared in zip(found, self.owned, strict=True):
             taken[shared.number] = new_result(heap, shared.operand) if block is None else array[...]
-        # Last, when nothing but an interrupt can come any more: what is published must be acquired.
+        # This comes last, when only an interrupt can follow: what is published must be acquired.
         self.published_at = self.count()
         for (block, array), shared, times in zip(found, self.owned, self.times, strict=True):
             offset = 0 if block is None else heap.publish(block, times, self.published)
@@ -79,7 +79,7 @@ class SharedBuffers:
         return block, array
 
     def repair(self) -> None:
-        """Put right what an exception has left of the last call: publications of which no rank knows, blocks not acquired."""
+        """Undo what an exception has left of the last call: publications that no rank knows, and blocks not acquired."""
         if self.published:
             if self.count() == self.published_at:  # it did not begin
                 self.heap.unpublish(self.published)
@@ -97,15 +97,15 @@ class SharedBuffers:
         return tuple(received)
 
     def _acquire(self, shared: SharedResult) -> np.ndarray | None:
-        """The result of the last call that is another rank's block; None where it is not, or was acquired before."""
+        """The result of the last call if it is another rank's block; None if it is not, or was acquired before."""
         offset = self.addresses[shared.slot] - self.heap.base
-        if not offset:  # what the kernel finds where nothing was published, too
+        if not offset:  # what the kernel finds if nothing was published, too
             return None
         return self.heap.acquire(offset, shared.operand.out_shape, shared.operand.dtype, self.noted[shared.slot])
 
 
 def _times(ranks: Sequence[int], nranks: int) -> np.ndarray:
-    """How often each rank acquires what is published for these: once."""
+    """How often each rank acquires the blocks published for these: once."""
     times = np.zeros(nranks, np.int64)
     times[ranks] = 1
     return times

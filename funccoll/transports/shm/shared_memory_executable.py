@@ -1,8 +1,8 @@
 """Groups of collectives between processes of one host: proved streams, executed by Numba kernels over shared memory.
 
-Every process compiles the same program. A collective group of it becomes one plan (`plan.py`) for this rank, and one
-native call. Results, scratch and copies of private arguments live in the heap; the kernel looks up the addresses of the
-call's arrays, publishes them, and reads the peers'.
+Every process compiles the same program. Each collective group becomes one plan (`plan.py`) for this rank, and one native call.
+Results, scratch and copies of private arguments live in the heap. The kernel looks up the addresses of the call's arrays,
+publishes them, and reads the peers' addresses.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ from .wait_limits import set_wait_limits
 __all__ = ["SharedMemoryExecutable"]
 
 _SILENT = 1.0  # seconds without a message after which a rank of another host that left has sent its last one
-_TOLD = 1024  # ranks of a group up to which they are told for which of them one waits
-_NEWS_TIMEOUT = 1.0  # seconds in which the news of a rank's end follows on a message that failed
+_TOLD = 1024  # ranks of a group up to which each learns for which of them one waits
+_NEWS_TIMEOUT = 1.0  # seconds within which the news of a rank's end follows a failed message
 
 
 class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
-    """A collective group compiled for shared memory: call it with this rank's arrays to get a tuple of this rank's results.
+    """A collective group compiled for shared memory. Call it with this rank's arrays to get a tuple of this rank's results.
 
-    What peers read of an array outside of the heap is copied into it, or they read it where it is. A call raises: PeerFailure
-    when a rank has died, raised or left; ProgramMismatch when one runs something else; CollectiveTimeout after
-    `fc.init(timeout=)` or FUNCCOLL_TIMEOUT seconds (600). No collective of the job runs after one of them.
+    What peers read of an array outside of the heap is copied into the heap, or they read it in place. A call raises PeerFailure
+    if a rank has died, raised or left, ProgramMismatch if a rank runs something else, and CollectiveTimeout after
+    `fc.init(timeout=)` or FUNCCOLL_TIMEOUT seconds (600). No collective of the job runs after one of these errors.
 
     All ranks of its communicators must call it. `context` is that of its kernel (`kernels.kernel_context`).
     """
@@ -81,7 +81,8 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
         outputs: Sequence[Var] = (),
         share_results: bool = False,
     ):
-        """`share_results`: see `Transport.compile`. Calls take a few microseconds more, which large results are worth."""
+        """`share_results`: see `Transport.compile`. Calls take a few microseconds longer, which only large results are
+        worth."""
         self.world, self.heap, self.registry = registry.world, registry.heap, registry
         self.calls = tuple(calls)
         for call in self.calls:
@@ -102,7 +103,7 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
         self._allocate()
         count = lambda: int(self.registry.bases[self.communicators[0].number])
         self._shared_buffers = SharedBuffers(plan, self.heap, self.world.rank, self._addresses, count) if plan.shared else None
-        """None where no result is shared."""
+        """None if no result is shared."""
         self._make_context()
         register(self)
 
@@ -112,7 +113,7 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
 
     @property
     def agreement(self) -> SharedMemoryExecutable:
-        """See `CollectiveExecutable`. (An attribute would be a cycle, which keeps the memory of what is not used any more.)"""
+        """See `CollectiveExecutable`. (An attribute would make a cycle, and keep memory that is no longer used.)"""
         return self
 
     def _maker(self, operand: Operand, is_bound: bool, is_shared: bool) -> Callable[[], np.ndarray]:
@@ -200,7 +201,7 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
 
     @property
     def is_mine(self) -> bool:
-        """True in the thread to which the communicators belong: only its calls begin, those of others are refused."""
+        """True in the thread that owns the communicators. Only its calls begin; calls of other threads raise."""
         return self._ownership.thread == get_ident()
 
     @property
@@ -209,7 +210,7 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
         return self.is_mine and self.is_complete
 
     def forget_last_call(self) -> None:
-        """Begin an executable of which this one is a part, unless another thread calls it."""
+        """Begin an executable that contains this one, unless another thread calls it."""
         if self.is_mine:
             self.is_complete = False
 
@@ -250,7 +251,7 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
                 busy[number] = 0
 
     def finish(self, arrays: tuple[Any, ...], results: tuple[np.ndarray, ...], _: object = None) -> tuple[np.ndarray, ...]:
-        """The results of a call whose kernel has returned before it had finished."""
+        """The results of a call whose kernel has returned early."""
         words = self._words
         try:
             while words[WORD.status] == NEEDS_FALLBACK:  # nothing was published yet
@@ -266,7 +267,7 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
     def interrupted(self, arrays: tuple[Any, ...], results: tuple[np.ndarray, ...], error: BaseException) -> None:
         """Note that an exception leaves the call: an interrupt, as soon as the kernel returns, or an error.
 
-        It may be told twice of one.
+        It may be called twice for one exception.
         """
         self.is_complete = self._words[WORD.status] == FINISHED
         untouched = self._words[WORD.status] == NEEDS_FALLBACK and self._shared_buffers is None  # nothing was published
@@ -286,18 +287,18 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
     ) -> tuple[tuple[Any, ...], tuple[np.ndarray, ...]]:
         """Arguments and results that the kernel can bind: unused results, arrays of scalars and views, a staging buffer.
 
-        All results are arrays in the heap: the kernel refuses one only when it is in use.
+        All results are arrays in the heap. The kernel rejects one only if it is in use.
         """
         pc = self._words[WORD.fault_pc]
         number = Opcode.BIND_ARG.read(self._code, pc, "argument")
-        if number < 0 and self._shared_buffers is not None:  # something else refers to them, a debugger say
+        if number < 0 and self._shared_buffers is not None:  # something else refers to them, for example a debugger
             return arrays, tuple([result.view() for result in results])
         if number < 0:
             return arrays, self._results.others()
         if self._bindable(arrays) is not arrays:
             return self._bindable(arrays), results
         if Opcode.BIND_ARG.read(self._code, pc, "staging") == READ_DIRECTLY:
-            # Peers cannot read memory of devices, for example.
+            # For example, peers cannot read device memory.
             copy = self.heap.array(arrays[number].shape, arrays[number].dtype)
             copy[...] = arrays[number]
             return (*arrays[:number], copy, *arrays[number + 1 :]), results
@@ -306,7 +307,7 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
         return arrays, results
 
     def _bindable(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments as arrays that the kernel can bind: the same tuple where all are. Raises FunccollError for others."""
+        """The arguments as arrays that the kernel can bind: the same tuple if all are. Raises FunccollError for others."""
         made = list(arrays)
         for i, (operand, call) in self.plan.arguments.items():
             given, dtype = arrays[i], np.dtype(operand.dtype.type)
@@ -338,7 +339,7 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
                 waited = time.monotonic() - began
                 communicator = self.communicators[self.plan.collective(self._words[WORD.pc])]
                 waits = status == WAITING and int(self._code[self._words[WORD.pc]]) == Opcode.WAIT
-                # A peer may have done its part before it left: only a wait in vain after that is a failure.
+                # A peer may have done its part before it left. It is a failure only if this rank then waits in vain.
                 failure = self.world.watch.failure(self._unfinished())
                 late = seen is not None and (waits or waited > _SILENT)
                 if failure is not None and (late or status == FAILED):
@@ -369,7 +370,7 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
         self.registry.waits.end_wait()
 
     def _note_wait(self, communicator: Communicator, collective: PlannedCollective, is_for_counter: bool) -> Wait:
-        """Note for which rank this thread waits, and which others must come to the call before it can leave."""
+        """Note for which rank this thread waits, and which others must enter the call before it can leave."""
         peer, needs = int(self._words[WORD.peer]), dict[int, int]()
         call, hash = self.registry.own_call(communicator)
         known = hash and hash ^ int(self.registry.sequence_hashes[communicator.number]) == collective.hash
@@ -385,7 +386,7 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
         return wait
 
     def _fault(self, otherwise: Callable[[], FunccollError]) -> FunccollError:
-        """The error of a message or a read that fails: that of a failed rank, if one is heard of soon."""
+        """The error of a message or a read that fails. If a rank's failure is reported soon, it is that rank's error."""
         end = time.monotonic() + _NEWS_TIMEOUT
         while (failure := self.world.watch.failure(self.members)) is None and time.monotonic() < end:
             time.sleep(0.01)
@@ -394,7 +395,8 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
         return otherwise()
 
     def _unfinished(self) -> list[int]:
-        """The members that have not done all of this call, as far as this host's memory tells: others may well have left."""
+        """The members that have not done all of this call, as far as this host's memory shows. Others may have left without
+        failing."""
         return [member for member in self.members if not self._has_finished(member)]
 
     def _has_finished(self, member: int) -> bool:
@@ -413,7 +415,7 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
         return counter, int(self.registry.bases[number]) + value
 
     def _is_done(self) -> bool:
-        """True when a rank failed after everything was done, and nothing that was read can have changed: finish the call."""
+        """True if a rank failed after everything was done, and nothing that was read can have changed. Then finish the call."""
         context = self.context
         at_end = int(self._code[context[WORD.pc]]) == Opcode.END and context[WORD.repeats] <= 1
         if not at_end or not self.registry.is_intact(self.members):
@@ -422,7 +424,7 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
         return True
 
     def _budget_spent(self) -> None:
-        """Fail: the budget of instructions, which only tests set, is spent."""
+        """Raise an error: the budget of instructions, set only by tests, is spent."""
         raise AssertionError("the budget of instructions is spent")
 
     def _diagnosis(self) -> Diagnosis:

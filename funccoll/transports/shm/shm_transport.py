@@ -1,4 +1,4 @@
-"""The transport of a job on one host: arrays in shared memory, collectives by kernels that read them in place."""
+"""The transport of a job on one host: arrays in shared memory, and kernels that read them in place."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __all__ = ["IMPLEMENTATION", "SharedMemoryJob"]
 class SharedMemoryJob:
     """This process's part of the shared memory of a job, and the state that its collectives share.
 
-    Importing this module imports no LLVM: that happens when the first collective is compiled.
+    Importing this module does not import LLVM. The first compiled collective does.
     """
 
     name = "shm"
@@ -77,7 +77,7 @@ class SharedMemoryJob:
 
     @property
     def communicators(self) -> Communicators:
-        """The communicators of the job: one object, also when two threads are the first to ask.
+        """The communicators of the job: one object, even if two threads are the first to ask.
 
         Raises RendezvousError in a process that has left the job, or was forked from one of its ranks.
         """
@@ -98,7 +98,7 @@ class SharedMemoryJob:
 
     @property
     def known_communicators(self) -> Communicators | None:
-        """The communicators; None when no collective was compiled yet."""
+        """The communicators; None if no collective was compiled yet."""
         return self._shared.get("communicators")
 
     def for_mesh(self, number: int) -> SharedMemoryTransport:
@@ -106,7 +106,7 @@ class SharedMemoryJob:
         return SharedMemoryTransport(self, number)
 
     def compare_mesh(self, number: int, axes: Mapping[str, int], source: str) -> None:
-        """See `JobTransport`. Ranks of one host are compared."""
+        """See `JobTransport`. Only ranks of one host are compared."""
         if self.notes is not None:
             self.notes.compare_mesh(number, axes, source)
 
@@ -183,9 +183,9 @@ class SharedMemoryTransport(Transport):
         return [SharedMemoryExecutable(self.job.communicators, self.number, *bind_arguments(calls), share_results)]
 
     def agree(self, calls: Sequence[CollectiveCall]) -> SharedMemoryExecutable:
-        """Compile a barrier of the ranks that are about to run collectives elsewhere, as on GPUs: they compare what these are.
+        """Compile a barrier of the ranks that are about to run collectives elsewhere, as on GPUs. They compare the collectives.
 
-        It is one for all that are over the same groups.
+        Collectives over the same groups share one barrier.
         """
         from .host_barrier import Agreement
         from .shared_memory_executable import SharedMemoryExecutable
@@ -196,7 +196,7 @@ class SharedMemoryTransport(Transport):
         return SharedMemoryExecutable(self.job.communicators, self.number, [*map(Agreement.to, along.values())])
 
     def note_exception(self, executables: Sequence[CollectiveExecutable], done: int, error: BaseException) -> None:
-        """See `Transport`. Before the first collective of a program is complete, a retry fits what the others do."""
+        """See `Transport`. A retry before the first collective of a program is complete agrees with what the others do."""
         registry = self.job.known_communicators
         if not done or registry is None or registry.broken is not None:
             return
@@ -268,7 +268,7 @@ class SharedMemoryTransport(Transport):
 
     @contextmanager
     def _noting(self, place: str) -> Iterator[None]:
-        """Take note of an exception that leaves the block after a collective of this mesh, as `note_exception` does."""
+        """Record an exception that leaves the block after a collective of this mesh, as `note_exception` does."""
         registry = self.job.communicators
         before = registry.counts(self.number)
         try:

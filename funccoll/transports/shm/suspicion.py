@@ -1,4 +1,4 @@
-"""Suspicions of ranks that wait in vain in a job on several hosts, whose memory does not tell what others run: they ask."""
+"""Questions of a rank that waits too long, to ranks on other hosts. Their memory cannot be read, so it asks."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from .remote_waits import Progress, Wait, find_cycle
 __all__ = ["Suspicion"]
 
 _FIRST, _LONGEST = 0.5, 2.0
-"""Seconds of a wait until the first question, and the most until another one; in between they double."""
+"""Seconds of a wait before the first question, and the longest pause between two. The pause doubles each time."""
 _RANKS = 50
-"""Ranks of a job of which one may ask each second: in large ones rank 0 passes all questions on."""
+"""Ranks in a job for each second of the longest pause. In large jobs all questions pass through rank 0."""
 _ARRIVES, _ANSWERS = 10.0, 4
-"""Seconds in which what a rank has sent arrives while both ranks do nothing but wait, and the fewest answers in them."""
+"""Seconds after which a message must have arrived while both ranks only wait, and the fewest answers in that time."""
 
 
 class Suspicion:
-    """The suspicion that the rank for which this one waits in a call is in another call, or waits for this one itself.
+    """The suspicion that the peer of a wait is in another call, or waits for this rank.
 
-    An answer counts however late it comes, as on a busy machine: the number of a call and what it is do not change.
+    A late answer still counts, as on a busy machine: a call keeps its number and its meaning.
     """
 
     def __init__(self, registry: Communicators, communicator: Communicator, wait: Wait, span: int):
@@ -33,7 +33,7 @@ class Suspicion:
         self._seen: dict[str, Any] = {}
 
     def ask(self, waited: float) -> dict[str, Any]:
-        """The peer's report, once for each answer; else {}. `waited` are the seconds since the wait began."""
+        """The peer's report, once for each answer; else {}. `waited` is the number of seconds since the wait began."""
         self._waited = waited
         if waited > self._next:
             self._question.send()
@@ -46,13 +46,13 @@ class Suspicion:
         return report
 
     def is_in_other_call(self, report: dict[str, Any]) -> bool:
-        """True where the peer has entered another call in the place of this rank's, or has left one there that was shorter."""
+        """True if the peer has entered another call instead of this rank's, or has left a shorter one in its place."""
         call, hash = self._registry.own_call(self._communicator)
         theirs, its_hash = report["call"]
         return its_hash not in (0, hash) if theirs == call else call < theirs < call + self._span
 
     def cycle(self, report: dict[str, Any]) -> list[int]:
-        """A cycle of ranks that wait for each other, for one of which this one waits; else []."""
+        """A cycle of ranks that wait for each other, reached from this rank's wait; else []."""
         if self._wait.rank not in self._wait.needs:
             return []
         progress = Progress.of(report["progress"])
@@ -62,6 +62,7 @@ class Suspicion:
         else:
             self._overtaken.append(self._waited)
             if len(self._overtaken) >= _ANSWERS and self._waited - self._overtaken[0] > _ARRIVES:
-                # What it has sent would be here: it was for another call, in the place of which it has not come to this one.
+                # What the peer has sent would be here by now. So it was for another call, and the peer has not entered this
+                # one.
                 progress = Progress(0, progress.wait)
         return find_cycle(self._registry.world.rank, self._wait, {self._wait.rank: progress}, self._registry.look)

@@ -1,4 +1,4 @@
-"""The thread of a rank to which communicators belong."""
+"""The thread that owns communicators of a rank."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["ThreadOwnership"]
 class ThreadOwnership:
     """The right to call collectives over some communicators.
 
-    Attributes: `numbers` of the communicators; `entries`, theirs in the table of the job; `words`, one int64: the identifier of
-    the thread to which all of them belong, 0 when that is not known or none may call any more.
+    Attributes: `numbers` of the communicators; `entries`, their entries in the table of the job; `words`, one int64 with the
+    identifier of the thread that owns them all. It is 0 if that is unknown, or if no thread may call any more.
     """
 
     def __init__(self, numbers: frozenset[int], entries: tuple[int, ...]):
@@ -23,7 +23,7 @@ class ThreadOwnership:
 
     @property
     def thread(self) -> int | None:
-        """The thread, None where `words` has 0."""
+        """The thread, or None if `words` has 0."""
         return self.view[0] or None
 
     @thread.setter

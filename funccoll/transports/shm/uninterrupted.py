@@ -1,4 +1,4 @@
-"""Calls of C functions in a row, between which no signal handler runs."""
+"""Calls of C functions in a row, without a signal handler in between."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["one_step"]
 
 
 def one_step(*calls: tuple[Any, ...]) -> Callable[..., tuple[Any, ...]]:
-    """Return a function, to be called once, that calls each (function, *arguments) in turn, and returns their results.
+    """Return a function that calls each (function, *arguments) in turn, and returns their results. Call it once.
 
-    The functions are of C. Python runs signal handlers between instructions of its own, also in the callback of a weak
-    reference, where it drops what a handler raises: a Ctrl-C would be lost, and the rest of the callback undone. Here there is
-    no such place, nor one where another thread could come. Arguments of the call are ignored.
+    The functions must be C functions. Python runs signal handlers between its own instructions, even in the callback of a weak
+    reference. There it drops what a handler raises: a Ctrl-C would be lost, and the rest of the callback would not run. These
+    calls leave no place for a handler or another thread. Arguments of the returned function are ignored.
     """
     return partial(next, zip(*[starmap(function, ((*arguments,),)) for function, *arguments in calls], strict=False))

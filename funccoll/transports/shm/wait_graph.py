@@ -1,7 +1,7 @@
-"""The graph of ranks that wait for each other: collectives over different axes or meshes have no control line in common.
+"""The graph of ranks that wait for each other. Collectives over different axes or meshes have no control line in common.
 
-Each thread that calls collectives publishes for which rank it waits, in which communicator, and up to which count. It has not
-passed its wait as long as the counter has not reached that count. So a cycle in which no thread has is a deadlock, however
+Each thread that calls collectives publishes the rank it waits for, the communicator, and the count it waits for. It has not
+passed its wait while the counter is below that count. So a cycle in which no thread has passed its wait is a deadlock, however
 old its entries are.
 """
 
@@ -18,21 +18,21 @@ from .heap import Heap
 __all__ = ["NO_OTHERS", "WaitGraph", "threads_alive"]
 
 _THREADS = 8
-"""The most threads of a rank, alive at the same time, whose waits are published."""
+"""The most threads of a rank that publish their waits at the same time."""
 _WORDS = 5
-"""Words of a thread: 1 + the rank that it waits for, the counter's offset, the count, the communicator's entry in the table,
-and _ALONE or _AMONG_OTHERS for a thread that is alive and has called a collective."""
+"""Words of a thread: 1 + the rank that it waits for; the counter's offset; the count; the communicator's entry in the table;
+_ALONE or _AMONG_OTHERS for a live thread that has called a collective."""
 _ALONE, _AMONG_OTHERS = 1, 2
 NO_OTHERS = 2
-"""Threads of a process in which only one can call collectives: that one, and the watch's."""
+"""Threads of a process in which only one can call collectives: that one, and the failure detector's."""
 _UNPUBLISHED = 255
-"""The owner of a communicator whose thread has found no place."""
+"""The owner of a communicator if its thread has found no place."""
 
 
 def threads_alive() -> set[int | None]:
-    """Identifiers of the threads of this process, the calling one among them.
+    """Identifiers of the threads of this process, including the calling one.
 
-    Not from `sys._current_frames()`: the frame objects that it makes slow every later call down, an all_reduce of 512 B from
+    Not from `sys._current_frames()`: the frame objects that it makes slow down every later call, an all_reduce of 512 B from
     3.5 to 10 µs.
     """
     threading.current_thread()  # a thread that Python did not start is known from then on
@@ -50,7 +50,7 @@ class WaitGraph:
         self._places: dict[int, int] = {}  # of this rank's threads
 
     def own(self, entries: Iterable[int]) -> None:
-        """Publish that communicators belong to the calling thread; they are given by their entries in the table."""
+        """Publish that communicators belong to the calling thread. They are given by their entries in the table."""
         self._forget_the_dead()
         mine = calling_thread()
         if mine not in self._places:
@@ -61,7 +61,7 @@ class WaitGraph:
         self._owners[self.rank, list(entries)] = 1 + self._places[mine] if mine in self._places else _UNPUBLISHED
 
     def _forget_the_dead(self) -> int:
-        """Free what belongs to threads that have ended; returns the number of those that are alive."""
+        """Free what belongs to ended threads. Returns the number of live ones."""
         alive = threads_alive()
         for ident in [ident for ident in self._places if ident not in alive]:
             place = self._places.pop(ident)
@@ -71,7 +71,8 @@ class WaitGraph:
         return len(alive)
 
     def wait(self, entry: int, rank: int, counter: int, goal: int) -> list[int]:
-        """Publish that the calling thread waits. Returns a cycle of ranks that wait for each other, this one first, or []."""
+        """Publish that the calling thread waits. Returns a cycle of ranks that wait for each other, beginning with this one, or
+        []."""
         alive = self._forget_the_dead()
         place = self._places.get(calling_thread())
         if place is None:
@@ -90,16 +91,16 @@ class WaitGraph:
             path.append(following)
 
     def awaited(self, rank: int, entry: int) -> int | None:
-        """The rank for which a rank waits in a communicator; None where it does not, or not for longer than a moment."""
+        """The rank for which a rank waits in a communicator; None if it does not wait, or has waited only for a moment."""
         for target, counter, goal, waits_in, _ in self._waits[rank].tolist():
             if target and waits_in == entry and int(self.heap.view(counter, (), np.int64)) < goal:
                 return target - 1
         return None
 
     def _thread(self, rank: int, entry: int) -> tuple[int, int] | None:
-        """The one thread of a rank that can come to a communicator; None when that is not known.
+        """The one thread of a rank that can enter a communicator; None if it is unknown.
 
-        To one that belongs to none of them yet, any thread may come, also one that has not called a collective before.
+        If no thread owns it yet, any thread may enter, even one that has not called a collective before.
         """
         owner = int(self._owners[rank, entry])
         if owner:
@@ -108,7 +109,7 @@ class WaitGraph:
         return (rank, int(places[0])) if len(places) == 1 else None
 
     def end_wait(self) -> None:
-        """Publish that the calling thread does not wait any more."""
+        """Publish that the calling thread no longer waits."""
         place = self._places.get(calling_thread())
         if place is not None:
             self._waits[self.rank, place, 0] = 0

@@ -1,4 +1,4 @@
-"""How long a kernel spins, yields and naps before it returns to Python: by whether its process has a core for itself."""
+"""Limits of a kernel's waits: how long it spins, yields and naps before it returns to Python."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from ...kernels.kernel_context import WORD
 
 __all__ = ["set_wait_limits"]
 
-# Spinning longer makes things worse on a busy machine (measured): the rank waited for may need this core. A test of a message
-# takes 10 to 300 ns; a yield to a process of another job costs its time slice, so ranks with a core each test it often first.
+# Measured: longer spinning makes a busy machine slower, because the awaited rank may need this core. A test of a message takes
+# 10 to 300 ns. A yield to a process of another job costs that process's time slice. So ranks with a core each test many times
+# before they yield.
 _TRIES, _FEW_TRIES = 5000, 3
 _SPINS, _YIELDS, _PATIENCE = 60, 2000, 100_000_000  # nanoseconds
 
 
 def set_wait_limits(context: np.ndarray, processes_here: int) -> None:
-    """Write them into the context of a kernel; `processes_here` are the job's processes on this host."""
+    """Write the limits into the context of a kernel. `processes_here` is the number of the job's processes on this host."""
     # A process bound to one core has it for itself as long as there are enough cores.
     usable = _cores(frozenset(os.sched_getaffinity(0)))
     cores = usable if usable > 1 else os.cpu_count() or 1
@@ -31,5 +32,5 @@ def set_wait_limits(context: np.ndarray, processes_here: int) -> None:
 
 @functools.lru_cache(maxsize=4)
 def _cores(affinity: frozenset[int]) -> int:
-    """`host.cores` of a process that is bound to these processors: it reads files, half a millisecond for each program."""
+    """`host.cores` of a process with this affinity. It reads files, which takes half a millisecond, so the result is kept."""
     return host.cores()

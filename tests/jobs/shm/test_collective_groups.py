@@ -67,7 +67,7 @@ def test_detail_compares_values_that_are_taken_as_global(monkeypatch):
     monkeypatch.setenv("FUNCCOLL_DEBUG", "detail")
     for text in launch(cases.detail_of_values, 2):
         assert "y of <lambda> is not an Array, so it is taken as the global value" in text
-        assert "ranks 0 and 1 passed different values" in text and "fc.from_local(x, mesh, P('d'))" in text
+        assert "Ranks 0 and 1 passed different values" in text and "fc.from_local(x, mesh, P('d'))" in text
 
 
 def test_where_a_rank_is_is_told_from_its_counter():

@@ -93,7 +93,7 @@ def failing(what: str) -> Ranks:
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("refuse", r"\(EPERM\). Something forbids .* FUNCCOLL_DIRECT_READS=0, for all ranks"),
+        ("refuse", r"\(EPERM\). Something forbids .* FUNCCOLL_DIRECT_READS=0 on all ranks"),
         ("cookie", r"\(ESTALE\). Another process has its number now, or its memory was overwritten"),
         ("other process", r"\((ESTALE|EFAULT)\)"),
         ("child", r"\(ESTALE\)"),

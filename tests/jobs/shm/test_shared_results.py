@@ -401,7 +401,7 @@ def test_an_owner_without_memory_names_who_keeps_it(monkeypatch):
         owner.array((2 << 20,), "u1")
     assert str(caught.value).startswith("no address space is left for 2.004 MiB in rank 0's arena of 16 MiB, ")
     assert str(caught.value).endswith(  # between them an error that limits of `ulimit` may explain says so
-        " Of that rank 1 keeps 14 MiB in 14 results, rank 2 keeps 7 MiB in 7 results, which are blocks of rank 0's that ranks "
+        " Of that rank 1 keeps 14 MiB in 14 results, rank 2 keeps 7 MiB in 7 results, in blocks of rank 0's that ranks "
         "share: drop them there, or keep copies (y.local.copy())."
     )
     kept.clear()
