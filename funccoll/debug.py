@@ -1,4 +1,4 @@
-"""Seeing values: what a compiled program computes, printed, passed to a function, or looked at in a debugger."""
+"""Debugging: values that a compiled program computes, printed, passed to a function, or examined in a debugger."""
 
 from __future__ import annotations
 
@@ -132,20 +132,39 @@ class _Print:
 
 
 def print(fmt: str, *args: Any, ordered: bool = True, **kwargs: Any) -> None:
-    """Print values each time the program runs: `fc.debug.print("loss {x:.3f} at step {}", step, x=x)`.
+    """Print values each time the program runs.
 
-    `fmt` is a format of `str.format`, whose arguments are arrays, also in pytrees, and anything else. A format such as `:.3f`
-    is applied to each element of an array. Each device prints its own values on its process's standard output, behind its rank
-    (and its coordinates, on a mesh of several axes); a single device has no prefix,
-    and under `funccoll run`, which puts the rank before each line, the rank is left out.
+    Each device prints its own values on its process's standard output, after its rank, and its coordinates if the mesh has
+    several axes. A single device has no prefix. Under `funccoll run`, which puts the rank before each line, the rank is left
+    out.
 
-    Prints are never removed, and each device's come in the order in which they were traced, also in `fc.scan`, `fori_loop`,
-    `while_loop` and in branches of `fc.cond` that are taken. Devices of one process print one after another; nothing orders the
-    lines of several processes. Gradients print once, in the forward computation; the rules of a `custom_vjp` may print
-    cotangents. `fc.vmap` prints a whole batch at once. A print changes no bits, communicates nothing, and may differ between
-    ranks or be missing on some of them. On GPUs it is refused. `ordered` is accepted, as in JAX, and changes nothing.
+    Prints are never removed. Each device's come in the order in which they were traced, also in loops and in branches of
+    `fc.cond` that are taken. Devices of one process print one after another; the lines of several processes have no order.
+    Gradients print once, in the forward computation; the rules of a `fc.custom_vjp` may print cotangents. `fc.vmap` prints a
+    whole batch at once. A print changes no bits and communicates nothing, so ranks may have different prints. Outside of traced
+    functions it prints at once.
 
-    Outside of traced functions it prints at once. Raises: TraceError for a format that does not fit the arguments. Source: JAX.
+    Args:
+        fmt: A format of `str.format`. A spec such as `:.3f` is applied to each element of an array.
+        *args: What `{}` shows: arrays, pytrees of them, and anything else.
+        ordered: Accepted as in JAX; it changes nothing.
+        **kwargs: What `{name}` shows.
+
+    Raises:
+        TraceError: If the format does not fit the arguments.
+        UnsupportedError: If the program runs on a GPU.
+
+    Example:
+        >>> mesh = fc.make_mesh({"data": 2})
+        >>> def double(x):
+        ...     fc.debug.print("x = {x:.1f}", x=x)
+        ...     return 2 * x
+        >>> y = fc.jit(double, mesh=mesh, in_specs=P("data"), out_specs=P("data"))(np.array([1.0, 2.0]))
+        rank 0: x = [1.0]
+        rank 1: x = [2.0]
+
+    References:
+        JAX's `debug.print`.
     """
     if not isinstance(fmt, str):
         raise TraceError(f"fc.debug.print(fmt, ...): the format is a string such as 'loss {{x}}', not {type(fmt).__name__}.")
@@ -186,12 +205,30 @@ class _Callback:
 
 
 def callback(fn: Callable[..., Any], *args: Any, ordered: bool = True, **kwargs: Any) -> None:
-    """Call `fn(*args, **kwargs)` with NumPy arrays each time the program runs, for its effect; what it returns is dropped.
+    """Call a Python function with NumPy arrays each time the program runs, for its effect.
 
-    It is called once for each device, with that device's values (pass `fc.axis_index` of an axis to know which), in each
-    process for its own devices: it must not call collectives. It has copies, which it may keep or write into. `fc.vmap` calls
-    it for each element of the batch. An exception of `fn` is one of the step, and has the user's line. For order, gradients,
-    loops and GPUs see `print`; a function whose result is used is a `fc.pure_callback`. Source: JAX.
+    It is called once for each device with that device's values, in each process for its own devices, so it must not call
+    collectives. Pass `fc.axis_index` of an axis to know the device. `fc.vmap` calls it for each element of the batch. An
+    exception in `fn` is raised by the step, with your line. For order, gradients, loops and GPUs see `fc.debug.print`. If you
+    need a result, use `fc.pure_callback`.
+
+    Args:
+        fn: The function. It gets copies, which it may keep or write to; its result is dropped.
+        *args: Arrays, pytrees of them, and anything else.
+        ordered: Accepted as in JAX; it changes nothing.
+        **kwargs: The same by name.
+
+    Example:
+        >>> seen = []
+        >>> def double(x):
+        ...     fc.debug.callback(seen.append, x)
+        ...     return 2 * x
+        >>> y = fc.jit(double)(np.array([1.0, 2.0]))
+        >>> seen
+        [array([1., 2.])]
+
+    References:
+        JAX's `debug.callback`.
     """
     require_function("fc.debug.callback", fn)
     arguments = _ReportArguments(args, kwargs)
@@ -290,17 +327,24 @@ def _prompt_files(rank: int) -> Iterator[dict[str, TextIO]]:
 
 
 def breakpoint(rank: int | None = 0) -> None:
-    """Stop each time the program comes to this line, and open a prompt of pdb with the values of the caller's variables.
+    """Stop each time the program comes to this line, and open a pdb prompt with the values of your variables.
 
-    It stops on one device alone, that of the given `rank` (on each in turn with None), and shows its values: `p x` prints one,
-    `c` goes on, `q` raises BdbQuit. There are no lines to step through: the function was compiled (`disable_jit` has them).
-    Arrays in variables may be in pytrees. In a job the other ranks go on, and wait in their next collective; a rank waits there
-    for 600 s, or what FUNCCOLL_TIMEOUT or `fc.init(timeout=)` says, and then raises CollectiveTimeout: set more before a long
-    look. The prompt is on the standard input and output, or on the terminal where a launcher such as `funccoll run` has taken
-    these.
+    `p x` prints a value, `c` continues, and `q` raises BdbQuit. You cannot step through lines, because the function is
+    compiled; in `fc.debug.disable_jit` you can. Arrays in variables may be in pytrees. The prompt uses the standard input and
+    output, or the terminal if a launcher such as `funccoll run` has taken these. For order, loops, gradients, vmap and GPUs see
+    `fc.debug.print`.
 
-    For order, loops, gradients, vmap and GPUs see `print`. Raises: UnsupportedError, when the program runs, without an input.
-    Source: JAX.
+    In a job the other ranks continue, and wait in their next collective. They raise CollectiveTimeout after 600 s, or what
+    FUNCCOLL_TIMEOUT or `fc.init(timeout=)` says: set a longer time before a long look.
+
+    Args:
+        rank: The device that stops; None stops on each in turn.
+
+    Raises:
+        UnsupportedError: When the program runs, if the process has no input.
+
+    References:
+        JAX's `debug.breakpoint`.
     """
     if rank is not None and (isinstance(rank, bool) or not isinstance(rank, (int, np.integer)) or rank < 0):
         raise TraceError(f"fc.debug.breakpoint(rank={rank!r}): it is the rank of a device, such as 0, or None for all of them.")
@@ -313,20 +357,32 @@ def breakpoint(rank: int | None = 0) -> None:
 
 
 class nans:
-    """Search for NaN and inf: NonFiniteError is raised behind the first operation that makes one.
+    """Raise NonFiniteError after the first operation that makes a NaN or an infinity.
 
-        with fc.debug.nans():
-            step(params, batch)
+    The error names the operation, your line, the device, and the range of each operand, or that it has a NaN already. The
+    search begins with the call and ends with the block. Without a block it goes on until `fc.debug.nans(False)`. It applies to
+    all threads of the process. In a job you can enter it on all ranks or on some, because the programs are the same. The
+    environment variable FUNCCOLL_DEBUG=nans begins it with the process; commas combine words, as in FUNCCOLL_DEBUG=nans,detail.
 
-    The error names the operation, the user's line, the device, and the range of each operand, or that it has a NaN already. A
-    NaN in any result raises, and an inf that is made of finite operands (with `infs=False` none does). It begins when it is
-    called and ends with the block; without a block it goes on, to `fc.debug.nans(False)`. It counts for all threads of the
-    process; in a job enter it on all ranks or on some: the programs are the same. FUNCCOLL_DEBUG=nans in the environment begins
-    it with the process; words are combined by commas, FUNCCOLL_DEBUG=nans,detail.
+    Jitted functions are compiled anew, and each of their results is read once more. Gradients that are not jitted are searched
+    too, but not by the environment variable. Nothing is searched on GPUs; outside of jitted functions and gradients, use
+    NumPy's np.errstate.
 
-    Jitted functions are compiled anew, and each of their results is read once more; gradients that are not jitted are searched
-    too, but not by the environment. On GPUs nothing is searched, and outside of both NumPy's own np.errstate does it.
-    Raises: NonFiniteError, a FloatingPointError. Source: JAX's debug_nans.
+    Args:
+        enabled: False ends the search.
+        infs: True also raises for an infinity that is made of finite operands.
+
+    Raises:
+        NonFiniteError: A FloatingPointError, from the call of the jitted function.
+
+    Example:
+        >>> with fc.debug.nans():
+        ...     fc.jit(np.log)(-1.0)
+        Traceback (most recent call last):
+        funccoll.errors.NonFiniteError: NaN from log: its result f64[]. Operand 0 (x of log) is f64[], -1...
+
+    References:
+        JAX's `debug_nans`.
     """
 
     def __init__(self, enabled: bool = True, *, infs: bool = True):
@@ -340,20 +396,34 @@ class nans:
 
 
 class disable_jit:
-    """Run jitted functions eagerly: each operation runs when the function's line does, on all devices of this process.
+    """Run jitted functions eagerly: each operation runs with its line, on all devices of this process.
 
-        with fc.debug.disable_jit():
-            step(params, batch)  # pdb steps through its lines, where arrays have values
+    So a debugger can step through your function. An array shows the value of each device. Python's `if`, `float()` and
+    `np.asarray` take values that are equal on all devices; a step that uses them works only in this mode. Loops and branches
+    run as Python's, unless devices decide differently. Functions that are differentiated (by `fc.grad`, `fc.vjp`, `fc.jvp`, in
+    checkpoints) have values too. Those of `fc.vmap` have none, because their arrays are elements of a batch.
 
-    An array shows the value of each device, and Python's `if`, `float()` and `np.asarray` take those that are equal on all of
-    them: a step in which they do works in this mode alone. Loops and branches run as Python's, unless devices decide
-    differently. Functions that are differentiated (by fc.grad, fc.vjp, fc.jvp, in checkpoints) have values too; those of
-    fc.vmap, whose arrays are elements of a batch, have none. Results have the bits of the compiled function, but for gradients
-    of loops, whose sums have the order of the unrolled loop.
+    Results have the bits of the compiled function. The exception is gradients of loops, whose sums have the order of the
+    unrolled loop. The mode begins with the call and ends with the block; without a block it goes on until
+    `fc.debug.disable_jit(False)`. It applies to all threads of the process. In a job all ranks must enter it. Donated arguments
+    are kept. A gradient around a jitted function runs that function compiled.
 
-    It begins when it is called and ends with the block; without a block it goes on, to `fc.debug.disable_jit(False)`. It counts
-    for all threads of the process; in a job of processes all ranks enter it. Donated arguments are kept. A gradient around a
-    jitted function runs that compiled. Source: JAX.
+    Args:
+        disable: False ends the mode.
+
+    Raises:
+        DeviceError: From a call with arguments on a GPU.
+
+    Example:
+        >>> @fc.jit
+        ... def sign(x):
+        ...     return 1 if x > 0 else -1  # an error while tracing: x has no value
+        >>> with fc.debug.disable_jit():
+        ...     print(sign(3.0))
+        1
+
+    References:
+        JAX's `disable_jit`.
     """
 
     def __init__(self, disable: bool = True):

@@ -17,13 +17,28 @@ _FORMS = {0: 0, "N": 0, 1: 1, "T": 1, 2: 2, "C": 2}
 
 
 def solve_triangular(a: Any, b: Any, *, trans: int | str = 0, lower: bool = False, unit_diagonal: bool = False) -> Any:
-    """Solve `a @ x = b`, reading one triangle of a (..., n, n); b is a vector (n,) or matrices (..., n, k).
+    """Solve `a @ x = b` for a triangular matrix `a`.
 
-    `trans` 1 or "T" solves with the transpose of a, 2 or "C" with its adjoint; `lower` says which triangle of a is read, and
-    `unit_diagonal` takes its diagonal as ones. Leading dimensions broadcast. The arguments are those of
-    scipy.linalg.solve_triangular; the result is NumPy's arithmetic, by blocks.
+    The arguments are those of scipy.linalg.solve_triangular; the result is computed with NumPy, by blocks.
 
-    Raises: LinAlgError for a zero on the diagonal, ShapeError and DTypeError for operands that do not fit.
+    Args:
+        a: Matrices of shape (..., n, n), of which one triangle is read. Leading dimensions broadcast with those of `b`.
+        b: A vector (n,) or matrices (..., n, k).
+        trans: 0 or "N" solves with `a`, 1 or "T" with its transpose, 2 or "C" with its adjoint.
+        lower: True reads the lower triangle of `a`, False the upper one.
+        unit_diagonal: True takes the diagonal of `a` as ones.
+
+    Returns:
+        The solution, with the shape of `b` after broadcasting.
+
+    Raises:
+        LinAlgError: If a diagonal element is zero.
+        ShapeError: If the shapes do not fit.
+        DTypeError: If the dtypes do not fit.
+
+    Example:
+        >>> print(fc.linalg.solve_triangular(np.array([[2.0, 0.0], [1.0, 4.0]]), np.array([2.0, 5.0]), lower=True))
+        [1. 1.]
     """
     if trans not in _FORMS:
         raise TraceError(f"solve_triangular: trans={trans!r} must be 0, 1 or 2 ('N', 'T' or 'C').")

@@ -1,6 +1,6 @@
 """Pytrees: nested tuples, named tuples, lists, dicts and None, and classes registered here or with optree.
 
-`dataclass` defines a class whose instances are pytrees, `register` makes pytrees of the instances of a class that there is. The
+`dataclass` defines a class whose instances are pytrees. `register` makes pytrees of the instances of an existing class. The
 other functions are optree's.
 """
 
@@ -30,25 +30,42 @@ T = TypeVar("T")
 
 
 def field(*, static: bool = False, **options: Any) -> Any:
-    """A field of a dataclass; a `static` one belongs to the structure, and has a hash. `options` are `dataclasses.field`'s."""
+    """Return a field of a `fc.tree.dataclass`.
+
+    Args:
+        static: True makes the field part of the structure instead of a subtree; its value needs a hash.
+        **options: Options of `dataclasses.field`.
+
+    Returns:
+        A field for the class body.
+    """
     metadata = {**(options.pop("metadata", None) or {}), "static": static}
     return dataclasses.field(metadata=metadata, **options)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field, dataclasses.field))
 def dataclass(cls: Any = None, /, **options: Any) -> Any:
-    """Decorator: a frozen dataclass whose instances are pytrees, with one subtree for each field that is not static.
+    """Define a frozen dataclass whose instances are pytrees, with a subtree for each field that is not static.
 
-    `options` are `dataclasses.dataclass`'s.
+    Args:
+        cls: The class. Without one the result is a decorator.
+        **options: Options of `dataclasses.dataclass`.
 
-        @fc.tree.dataclass
-        class Dense:
-            weight: Any
-            bias: Any
-            name: str = fc.tree.field(static=True, default="dense")
+    Returns:
+        The dataclass.
 
-            def __call__(self, x):
-                return x @ self.weight + self.bias
+    Example:
+        >>> @fc.tree.dataclass
+        ... class Dense:
+        ...     weight: np.ndarray
+        ...     bias: np.ndarray
+        ...     name: str = fc.tree.field(static=True, default="dense")
+        ...
+        ...     def __call__(self, x):
+        ...         return x @ self.weight + self.bias
+        >>> layer = Dense(np.ones((3, 2)), np.zeros(2))
+        >>> print(fc.jit(lambda layer, x: layer(x))(layer, np.ones(3)))
+        [3. 3.]
     """
     if cls is None:
         return lambda cls: dataclass(cls, **options)
@@ -60,15 +77,31 @@ def register(
     flatten: Callable[[T], tuple[Sequence[Any], Any]] | None = None,
     unflatten: Callable[[Any, Sequence[Any]], T] | None = None,
 ) -> type[T]:
-    """Make pytrees of the instances of a class (not of its subclasses); returns the class, so it is a decorator as well.
+    """Make pytrees of the instances of a class, but not of its subclasses. It is also a decorator.
 
-    `flatten(instance) -> (children, static)` and `unflatten(static, children) -> instance` say how; `static` has a hash.
-    Without them the class has methods `tree_flatten(self)` and `tree_unflatten(cls, static, children)`, as for JAX, or is a
-    dataclass or an attrs class, such as equinox.Module and flax.struct.dataclass make. Of these a field is static if its
-    metadata have `static=True` or `pytree_node=False` (equinox, flax), and where it holds a function, a text, a dtype or a
-    member of an Enum; the others are children. Instances are made again without `__init__`.
+    Without `flatten` and `unflatten`, the class has methods `tree_flatten(self)` and `tree_unflatten(cls, static, children)`,
+    as for JAX, or is a dataclass or an attrs class, as equinox.Module and flax.struct.dataclass make. Each field of these is
+    static or a child. It is static if its metadata have `static=True`, or `pytree_node=False` (equinox, flax), or if it holds a
+    function, a string, a dtype or a member of an Enum. Instances are made again without `__init__`.
 
-    Raises: PytreeError for other classes, and for one that is registered.
+    Args:
+        cls: The class.
+        flatten: `flatten(instance)` returns `(children, static)`; `static` has a hash.
+        unflatten: `unflatten(static, children)` returns the instance.
+
+    Returns:
+        The class.
+
+    Raises:
+        PytreeError: If the class is of another kind, or is registered already.
+
+    Example:
+        >>> class Range:
+        ...     def __init__(self, low, high):
+        ...         self.low, self.high = low, high
+        >>> Range = fc.tree.register(Range, lambda r: ((r.low, r.high), None), lambda _, bounds: Range(*bounds))
+        >>> fc.tree.leaves(Range(1, 2))
+        [1, 2]
     """
     if not isinstance(cls, type):
         raise PytreeError(f"tree.register takes a class, not {cls!r:.60}.")
@@ -89,7 +122,7 @@ def register(
 
 
 def _by_fields(cls: type) -> tuple[Any, Any]:
-    """The two functions of a dataclass or an attrs class."""
+    """Return the two functions of a dataclass or an attrs class."""
     attributes = getattr(cls, "__attrs_attrs__", None)
     if attributes is None and not dataclasses.is_dataclass(cls):
         raise PytreeError(
@@ -119,7 +152,7 @@ def _by_fields(cls: type) -> tuple[Any, Any]:
 
 
 def _belongs_to_structure(value: Any) -> bool:
-    """True for what is never an array, such as functions and texts; not for an instance with __call__ that is a pytree."""
+    """True for a value that is never an array, such as a function or a string; not for a pytree with __call__."""
     tree: Any = value
     return isinstance(value, (str, bytes, enum.Enum, np.dtype)) or (callable(value) and optree.tree_is_leaf(tree))
 
