@@ -56,7 +56,10 @@ _CONVERSION = {
 
 
 class DTypePromotionWarning(UserWarning):
-    """A traced float became wider than it was, by NumPy's promotion: once for each jitted function that does it."""
+    """NumPy's promotion made a traced float wider, once for each jitted function that does it.
+
+    Write the constant as a Python number, or convert it with `.astype`. `fc.jit(..., dtype_promotion="strict")` raises instead.
+    """
 
 
 @dataclass(frozen=True)

@@ -110,12 +110,13 @@ class ReplicaGroups:
 class Mesh:
     """An n-d grid of devices with named axes, row-major (the last axis is contiguous).
 
-    `devices` holds one integer id per device, or is None for an abstract mesh, which can be traced,
-    lowered and costed against but not run on. `hosts` has the number of each device's host, or is () when all are on one:
-    it is given as a number of equal hosts, or by device, and numbered in the order of first appearance. Meshes are values:
-    equal when names, sizes, devices, hosts and process are. `device_type` is "cpu" or "cuda": where the arrays are.
-    `transport` executes collectives over the mesh and has the device of its arrays (`runtime/transport.py`); it is opaque here,
-    and neither compared nor pickled. Nor is what belongs to one mesh and ends with it, `on_devices` and `programs`: equal
+    `devices` holds one integer id per device. It is None for an abstract mesh, which can be traced, lowered and costed against,
+    but not run on. `hosts` has the number of each device's host, in the order of first appearance, or is () if all are on one.
+    `device_type` is "cpu" or "cuda": where the arrays are. Meshes are values: equal if names, sizes, devices, hosts, device
+    type and process are.
+
+    `transport` executes collectives over the mesh and has the device of its arrays (`runtime/transport.py`). It is opaque here,
+    and neither compared nor pickled. Nor are `on_devices` and `programs`, which belong to one mesh and end with it. Equal
     meshes, which may be of two jobs, have their own.
     """
 
@@ -319,16 +320,44 @@ class Mesh:
 
 
 def abstract_mesh(axes: Mapping[str, int], *, hosts: int | Sequence[int] = ()) -> Mesh:
-    """A mesh without devices, of any size: trace, lower and cost programs without hardware.
+    """Make a mesh without devices, of any size, to trace, lower and cost programs without hardware.
 
-    hosts: as in `make_mesh`.
+    Args:
+        axes: Axis names and sizes.
+        hosts: The hosts of its devices, as in `fc.make_mesh`.
+
+    Returns:
+        A mesh on which nothing can run.
+
+    Raises:
+        MeshError: If sizes are not positive integers, or hosts do not fit them.
+
+    Example:
+        >>> mesh = fc.abstract_mesh({"data": 1024})
+        >>> fn = fc.jit(lambda x: fc.all_reduce(x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P())
+        >>> print(fn.trace(fc.ArrayType((2048,), np.dtype(np.float32))).program.outputs[0].type)
+        f32[2]
     """
     return Mesh(axes, hosts=hosts)
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """The distribution of an array over a mesh: mesh + P."""
+    """The distribution of an array over a mesh: a mesh and a spec.
+
+    Args:
+        mesh: The mesh.
+        spec: A `P` that says which axes split which dimensions.
+
+    Raises:
+        ShardingError: If an argument is of another kind.
+        MeshError: If the mesh lacks an axis of the spec.
+
+    Example:
+        >>> sharding = fc.Sharding(fc.make_mesh({"data": 4}), P("data"))
+        >>> sharding.shard_shape((8, 3))
+        (2, 3)
+    """
 
     mesh: Mesh
     spec: P
@@ -356,12 +385,15 @@ class Sharding:
         return () if entry is None else normalize_axes(entry)
 
     def shard_shape(self, shape: Sequence[int], what: str = "array", *, passed: bool = False) -> tuple[int, ...]:
-        """The shape of one device's block of a global array of `shape`.
+        """Return the shape of one device's block of a global array of `shape`.
 
-        passed: True for what the user passes as a global value, which in a job may be a rank's own block by mistake.
+        Args:
+            shape: The global shape.
+            what: The array's name in messages.
+            passed: True for a global value that the user passes; in a job it may be a rank's own block by mistake.
 
-        Raises ShardingError when the spec names more dimensions than `shape` has, or a dimension is not
-        divisible by the devices that split it.
+        Raises:
+            ShardingError: If the spec has more entries than `shape`, or the devices do not divide a dimension that they split.
         """
         shape = tuple(shape)
         if len(self.spec) > len(shape):
@@ -386,7 +418,7 @@ class Sharding:
         return tuple(local)
 
     def global_shape(self, shard_shape: Sequence[int], what: str = "output") -> tuple[int, ...]:
-        """The global shape of an array whose blocks have `shard_shape`."""
+        """Return the global shape of an array whose blocks have `shard_shape`."""
         shape = tuple(shard_shape)
         if len(self.spec) > len(shape):
             stack = "" if shape else " To have one number from each device side by side, return x[None]."

@@ -10,19 +10,31 @@ __all__ = ["named_scope", "outside_scopes"]
 
 
 class named_scope(ContextDecorator):
-    """Name what is traced in a block, or in a function, in texts, tables, drawings and profiles of the program.
+    """Name a part of a traced function, in texts, tables, drawings and profiles of the program.
 
-        with fc.named_scope("attention"):
-            scores = softmax(q @ k.T)          # in a program's text: model.py:12 (layer) in attention
+    It is a context manager and a decorator. Nested scopes are joined: "block0/attention". The gradient of an operation has the
+    operation's scope. A scope names operations while they are traced. Around the call of a jitted function, or in a function
+    that is not traced, it does nothing. Names change neither a program's fingerprint nor its results, so ranks may use
+    different names.
 
-        @fc.named_scope("mlp")
-        def mlp(params, x): ...
+    Args:
+        name: A string of one line, not empty.
 
-    Scopes inside each other are joined: "block0/attention". The gradient of an operation has the operation's scope. A scope
-    counts where operations are traced: around the call of a jitted function, or in one that is not traced, it does nothing.
-    Names change neither a program's fingerprint nor what it computes, so that ranks may name alike or not.
+    Raises:
+        TraceError: If the name is not such a string.
 
-    Source: `jax.named_scope`. Raises TraceError for a name that is not a text of one line, or is empty.
+    Example:
+        >>> @fc.jit
+        ... def layer(x):
+        ...     with fc.named_scope("activation"):
+        ...         return np.tanh(x)
+        >>> print(layer.trace(np.ones(2)))
+        { mesh() lambda a:f64[2] . let
+            b:f64[2] = tanh a ... in activation
+          in (b,) }
+
+    References:
+        `jax.named_scope`.
     """
 
     def __init__(self, name: str):

@@ -27,10 +27,22 @@ def normalize_axes(axes: str | Iterable[str]) -> tuple[str, ...]:
 class P(tuple):
     """A partition spec: for each array dimension a mesh axis, a tuple of axes, or None.
 
-    `P("data")` splits dimension 0 over `data`; `P(None, ("data", "model"))` splits dimension 1
-    over both, `data` outermost. Dimensions that are not named are whole on every device.
+    `P("data")` splits dimension 0 over `data`. `P(None, ("data", "model"))` splits dimension 1 over both, `data` outermost.
+    Dimensions without an entry are whole on every device, so `P()` is an array that all devices hold whole. An axis may appear
+    once.
 
-    Source: JAX's `PartitionSpec`.
+    Args:
+        *entries: One entry for each dimension, from the first.
+
+    Raises:
+        ShardingError: If an entry is not an axis name, a tuple of names or None, or an axis appears twice.
+
+    Example:
+        >>> P("data", None, ("model", "expert")).axes
+        ('data', 'model', 'expert')
+
+    References:
+        JAX's `PartitionSpec`.
     """
 
     __slots__ = ()

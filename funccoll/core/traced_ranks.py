@@ -12,7 +12,10 @@ __all__ = ["TracedRankWarning", "note_rank"]
 
 
 class TracedRankWarning(UserWarning):
-    """A function on virtual devices reads `fc.rank()` while it is traced: once for each line that does it."""
+    """A function on virtual devices reads `fc.rank()` while it is traced, once for each line that does it.
+
+    One process traces for all devices, so the number is not the device's. Use `fc.axis_index(axis)`.
+    """
 
 
 def note_rank(depth: int) -> None:

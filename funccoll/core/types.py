@@ -81,10 +81,18 @@ def check_dtype(dtype: np.dtype, what: str = "value") -> np.dtype:
 
 @dataclass(frozen=True, slots=True)
 class ArrayType:
-    """Shape (elements per dimension, one device's), dtype, and `varying`.
+    """The type of a value in a program: shape, dtype, and the mesh axes over which it varies.
 
-    `varying` holds the mesh axes along which devices may hold different values; a value that does not
-    vary over an axis is bitwise equal on all devices along it. (JAX calls this VMA.)
+    A value that does not vary over an axis has the same bits on all devices along it. JAX calls this VMA (varying manual axes).
+
+    Args:
+        shape: The sizes of the dimensions on one device.
+        dtype: The element type, a NumPy dtype.
+        varying: The mesh axes along which devices may hold different values.
+
+    Example:
+        >>> print(fc.ArrayType((2, 3), np.dtype(np.float32), frozenset({"data"})))
+        f32[2,3]{data}
     """
 
     shape: tuple[int, ...]

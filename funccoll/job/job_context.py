@@ -193,18 +193,27 @@ def record_from_environment(job: JobSpec) -> None:
 
 
 def init(timeout: float | None = None, *, rendezvous_timeout: float | None = None) -> Membership | None:
-    """Join the other processes of the job: find them, share memory with them, and watch them.
+    """Join the other processes of the job: find them, share memory with them, and watch for failures.
 
-    Every process must call it, or `make_mesh`, which calls it. A later call only sets a `timeout` that is given. Returns
-    None in a single process. The launcher's variables say which processes are the job; where torch.distributed is initialized,
-    its default group does, so call it after `init_process_group` where no launcher does (torch.multiprocessing.spawn).
+    Every process must call it, or `fc.make_mesh`, which calls it. The launcher's variables say which processes are the job. If
+    torch.distributed is initialized, its default group says so. Without a launcher, as with torch.multiprocessing.spawn, call
+    `init` after `init_process_group`. A later call only sets a `timeout` that you pass.
 
-    timeout: seconds that a collective waits for the others before it raises CollectiveTimeout; None leaves it what it is,
-    at first FUNCCOLL_TIMEOUT or 600. A process that has died is noticed at once, whatever the timeout.
-    rendezvous_timeout: seconds to wait for the others to join; FUNCCOLL_RENDEZVOUS_TIMEOUT or 60 when None.
+    Args:
+        timeout: Seconds that a collective waits for the other ranks before it raises CollectiveTimeout. None keeps the current
+            value, at first FUNCCOLL_TIMEOUT or 600. A process that died is noticed at once, whatever the timeout.
+        rendezvous_timeout: Seconds to wait for the others to join. None is FUNCCOLL_RENDEZVOUS_TIMEOUT or 60.
 
-    Raises: RendezvousError when some do not join; it names them. MeshError where variables, or torch's group, contradict each
-    other.
+    Returns:
+        The membership of the job, or None in a single process.
+
+    Raises:
+        RendezvousError: If some processes do not join; it names them.
+        MeshError: If variables, or torch's group, contradict each other.
+
+    Example:
+        >>> fc.init() is None  # this process is alone
+        True
     """
     for name, seconds in (("timeout", timeout), ("rendezvous_timeout", rendezvous_timeout)):
         if seconds is not None and not (isinstance(seconds, (int, float)) and seconds > 0):
@@ -222,9 +231,9 @@ def _rendezvous_timeout() -> float:
 
 
 def finalize() -> None:
-    """Leave the job: the others see a clean exit. `init` joins again, with all the others.
+    """Leave the job; the other ranks see a clean exit.
 
-    Python calls it at its end. Arrays in shared memory stay valid.
+    Python calls it when the process ends. Arrays in shared memory stay valid. `fc.init` joins again, if all others do.
     """
     if _PROCESS.membership is not None and _PROCESS.reports:
         reports.report(os.environ, _PROCESS.membership.rank, "left")
@@ -244,15 +253,19 @@ def current_job() -> JobSpec:
 
 
 def world_size() -> int:
-    """The number of processes of this job.
+    """Return the number of processes of this job.
 
-    Before `init` it is what the launcher's variables say, or torch.distributed's default group where it is initialized.
+    Before `fc.init` it is what the launcher's variables say, or torch.distributed's default group if that is initialized. The
+    number of devices along a mesh axis is `fc.axis_size`.
     """
     return _PROCESS.place()[0]
 
 
 def rank() -> int:
-    """This process's number, 0 to world_size() - 1; in a traced function the device's position is `axis_index`."""
+    """Return this process's number, 0 to world_size() - 1.
+
+    In a traced function the device's position is `fc.axis_index(axis)`.
+    """
     processes, number = _PROCESS.place()
     if processes == 1:
         note_rank(1)
@@ -322,23 +335,32 @@ def on_device(mesh: Mesh, device: str) -> Mesh:
 
 @explains_keywords(example='fc.make_mesh({"data": 4, "model": 2})')
 def make_mesh(axes: Mapping[str, int], *, device: str | None = None, hosts: int | Sequence[int] | None = None) -> Mesh:
-    """A mesh with named axes, for example `make_mesh({"data": 4, "model": 2})`.
+    """Make a mesh with named axes, such as `make_mesh({"data": 4, "model": 2})`.
 
-    In a single process it has as many virtual devices as it asks for; in a job of several processes, one
-    device for each process. All processes make the same meshes in the same order. Each mesh has communicators of its
-    own, and those of one mesh belong to the first thread that calls a collective over it: for several threads make one
-    mesh for each, all of them in the main thread.
+    A single process plays all devices of the mesh, as many as you ask for. In a job each process is one device, so the product
+    of the sizes is the number of processes. All processes make the same meshes in the same order. The collectives of a mesh
+    belong to the first thread that calls one. For several threads, make a mesh for each of them, all in the main thread.
 
-    device: "cpu", or "cuda" for devices which are GPUs: virtual ones share one GPU. None takes the environment's
-    FUNCCOLL_DEVICE, else "cpu". A function that is jitted for a mesh of CPUs runs on GPUs where its arguments are there.
+    Args:
+        axes: Axis names and sizes. Devices are numbered row-major: the last axis varies fastest.
+        device: "cpu", or "cuda" for GPUs; virtual devices share one GPU. None takes the environment's FUNCCOLL_DEVICE, else
+            "cpu". A function that is jitted for a mesh of CPUs runs on GPUs if its arguments are there.
+        hosts: The hosts that virtual devices stand for: a number of equal hosts, or the host of each device, as in (0, 0, 1,
+            1). Collectives then have the schedules, and so the bits, of a job on such hosts. None is one host. In a job the
+            launcher knows the hosts, so you can leave it out.
 
-    hosts: the hosts that virtual devices stand for: a number of equal hosts, or the host of each device, as (0, 0, 1, 1). The
-    mesh's collectives have the schedules, and so the bits, of a job of as many processes on such hosts. None is one host. In
-    a job the launcher knows the hosts, and `hosts` may be left out.
+    Returns:
+        A mesh, for `fc.jit` and `fc.device_put`.
 
-    Raises: MeshError when sizes are not positive integers, or do not fit the job, when another process of this host has made
-    another mesh in the place of this one, and for hosts that do not fit the devices or are not the job's; DeviceError where no
-    GPU can be used.
+    Raises:
+        MeshError: If sizes are not positive integers or do not fit the job, if hosts do not fit the devices or the job, or if
+            another process of this host made another mesh at this point.
+        DeviceError: If no GPU can be used.
+
+    Example:
+        >>> mesh = fc.make_mesh({"data": 2, "model": 3})
+        >>> mesh.size, dict(mesh.shape)
+        (6, {'data': 2, 'model': 3})
     """
     mesh = Mesh(axes, hosts=() if hosts is None else hosts)
     device = config.DEVICE.read() if device is None else device

@@ -39,18 +39,37 @@ _RETURNED, _RAISED, _FOLLOWED = b"1", b"0", b"2"  # the last: raised a PeerFailu
 
 
 def launch(fn: Callable[..., R], n: int, *args: Any, timeout: float | None = None, grace: float = GRACE) -> list[R]:
-    """Call `fn(*args)` in `n` new processes, which are one job, and return their results by rank.
+    """Run `fn(*args)` in new processes that form one job, and return their results by rank.
 
-    In each, `fc.rank()` and `fc.world_size()` tell its place. Functions of a notebook or script, lambdas and closures
-    work (cloudpickle takes them along, with the global variables that they use); results must be picklable, too.
-    What the processes print appears here, each line with its rank in front: `[1] ...`.
+    Use it in a notebook or a script. Functions of a notebook, lambdas and closures work: cloudpickle sends them with the global
+    variables that they use. What the processes print appears here, each line with its rank in front: `[1] ...`.
 
-    timeout: seconds until all are stopped.
-    grace: seconds that the others get to end by themselves when one has failed, in which their `except` and `finally` run.
+    Args:
+        fn: The function. In it `fc.rank()` and `fc.world_size()` tell its place.
+        n: The number of processes.
+        *args: Its arguments, equal in all processes.
+        timeout: Seconds until all are stopped. None waits without limit.
+        grace: Seconds that the other ranks get to end by themselves if one fails. Their `except` and `finally` blocks run in
+            that time.
 
-    Raises: what the first failing rank raised, with a note that holds its rank and traceback, after the others have
-    ended, or were stopped (SIGTERM, and SIGKILL 5 s later). LaunchError when a process dies, or something cannot be sent;
-    LaunchTimeout after `timeout` seconds.
+    Returns:
+        A list with the result of each rank. Results must be picklable.
+
+    Raises:
+        LaunchError: If a process dies, or something cannot be sent.
+        LaunchTimeout: After `timeout` seconds.
+        Exception: What the first failing rank raised, with a note that has its rank and traceback. The others have ended by
+            then, or were stopped by SIGTERM, and by SIGKILL 5 s later.
+
+    Example:
+        A sum over four processes::
+
+            def total():
+                mesh = fc.make_mesh({"data": 4})
+                add = fc.jit(lambda x: fc.all_reduce(x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P())
+                return add(np.arange(4.0)).local
+
+            fc.launch(total, 4)  # [array([6.]), array([6.]), array([6.]), array([6.])]
     """
     name = getattr(fn, "__qualname__", repr(fn))
     if not callable(fn) or not isinstance(n, int) or isinstance(n, bool) or n < 1:

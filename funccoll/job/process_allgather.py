@@ -22,15 +22,33 @@ __all__ = ["check_equal_lines", "gather_text", "process_allgather"]
 
 @user_frames()
 def process_allgather(arr: Any, tiled: bool = False) -> Any:
-    """Gather what each process holds, on every process, as NumPy arrays. All processes must call it.
+    """Gather what each process holds, on every process, as NumPy arrays.
 
-    `arr` is an array, or a pytree of arrays, of which each leaf is gathered. An Array on a mesh gives its global value.
-    Anything else (NumPy arrays, numbers, tensors, an Array on no mesh) is this process's own value: of shape `s` on each of n
-    processes it gives (n, *s), in the order of ranks; with `tiled` the concatenation along dimension 0, (n * s[0], ...), or
-    (n,) of numbers. One process gives (1, *s). Source: `jax.experimental.multihost_utils.process_allgather`.
+    All processes must call it. An Array on a mesh gives its global value. Anything else (NumPy arrays, numbers, tensors, an
+    Array on no mesh) is this process's own value, and the values of all processes are stacked in the order of ranks.
 
-    Raises: ProgramMismatch, on all processes, where structures, shapes or dtypes differ; TraceError and DTypeError for what is
-    not an array.
+    Args:
+        arr: An array, or a pytree of arrays, of which each leaf is gathered.
+        tiled: True concatenates values along dimension 0 instead of stacking them.
+
+    Returns:
+        NumPy arrays. A value of shape `s` on each of n processes gives (n, *s), and with `tiled` (n * s[0], ...). Numbers give
+        (n,) in both cases.
+
+    Raises:
+        ProgramMismatch: On all processes, if structures, shapes or dtypes differ.
+        TraceError: If a leaf is not an array.
+        DTypeError: If a dtype is not supported.
+
+    Example:
+        >>> mesh = fc.make_mesh({"data": 2})
+        >>> fc.process_allgather(fc.device_put(np.arange(4), mesh, P("data")))
+        array([0, 1, 2, 3])
+        >>> fc.process_allgather(7)  # of one process
+        array([7])
+
+    References:
+        `jax.experimental.multihost_utils.process_allgather`.
     """
     if arr is None:
         to_numpy(arr, "process_allgather: arr")

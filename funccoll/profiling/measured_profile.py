@@ -40,9 +40,16 @@ _ACTIVITY_OF = np.array([{BOOKKEEPING: MOVE, RECORDED: -1, COMPILE: COMPUTE}.get
 
 
 def runs_of(directory: str | os.PathLike[str]) -> list[Path]:
-    """The folders of the runs that were recorded into a directory, the newest last; of one of these folders itself that one.
+    """Return the folders of the runs that were recorded into a directory, the newest last.
 
-    Raises ProfileError when there is none.
+    Args:
+        directory: The directory of `fc.profile`, or the folder of one run.
+
+    Returns:
+        The paths; for the folder of one run, that path.
+
+    Raises:
+        ProfileError: If there is none.
     """
     place = Path(directory)
     if not place.is_dir():

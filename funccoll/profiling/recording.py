@@ -15,22 +15,29 @@ __all__ = ["profile"]
 
 @contextmanager
 def profile(directory: str | os.PathLike[str]) -> Iterator[Path]:
-    """Record every call of a compiled function on this process: each instruction's start and end, with your file:line.
+    """Record every call of a compiled function on this process: the start and end of each instruction, with your file:line.
+
+    In a job every rank records itself, so all of them should enter it; nothing is communicated. Each use makes a new folder in
+    `directory`. The folder is the same on all ranks if all have entered equally often. All threads of the process are recorded.
+    FUNCCOLL_PROFILE=directory in the environment records whole processes. `funccoll profile DIRECTORY` merges the ranks and
+    prints where their time went; `funccoll.profiling.Profile.load(directory)` reads the same.
+
+    Each instruction takes 32 bytes on disk; a small collective between 4 ranks has about 30. Recording needs at most 256 KiB of
+    memory for each thread. If the disk is full, it stops with a warning, and the program continues. A process that is killed
+    loses the last quarter of a second.
 
         with fc.profile("profiles"):
             for batch in batches:
                 params = step(params, batch)
 
-    In a job every rank records itself, so all of them should enter it; nothing is communicated. Each use makes a new folder in
-    `directory`, the same on all ranks when all have come as often, and yields its path. `funccoll profile DIRECTORY` merges the
-    ranks and prints where their time went, `funccoll.profiling.Profile.load(directory)` reads the same. All threads of the
-    process are recorded. FUNCCOLL_PROFILE=directory in the environment does it for whole processes.
+    Args:
+        directory: The directory for the folders of all runs.
 
-    What is written takes 32 bytes for each instruction (about 30 in a small collective between 4 ranks), and never more memory
-    than 256 KiB for each thread. When the disk is full recording stops with a warning, and the program goes on. A process that
-    is killed loses the last quarter of a second.
+    Yields:
+        The path of this run's folder.
 
-    Raises: ProfileError, before anything runs, when `directory` cannot be written, or a profile is being recorded already.
+    Raises:
+        ProfileError: Before anything runs, if `directory` cannot be written, or this process is being recorded already.
     """
     spec = current_job()
     made = recorder.begin(directory, spec.rank, spec.world, spec.run)

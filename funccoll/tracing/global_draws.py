@@ -24,7 +24,11 @@ _STATE = 624 * 4 + 4
 
 
 class GlobalRandomWarning(UserWarning):
-    """A traced function drew from NumPy's global random state: once for each jitted function that does it."""
+    """A traced function drew from NumPy's global random state, once for each jitted function that does it.
+
+    The numbers are drawn while tracing, and every call uses the same ones. Use `fc.random` with a key that you pass as an
+    argument.
+    """
 
 
 class watched_draws:

@@ -2,21 +2,6 @@
 
 # fmt: off
 TODO: dict[str, set[str]] = {
-    "": {
-        "ArrayType",
-        "DTypePromotionWarning",
-        "GlobalRandomWarning",
-        "P",
-        "Sharding",
-        "TracedRankWarning",
-        "abstract_mesh",
-        "init",
-        "launch",
-        "make_mesh",
-        "named_scope",
-        "process_allgather",
-        "profile",
-    },
     "draw": {
         "Drawing",
         "buckets",
@@ -28,9 +13,6 @@ TODO: dict[str, set[str]] = {
         "sharding",
         "space_time",
         "timelines",
-    },
-    "profiling": {
-        "runs_of",
     },
     "schedules": {
         "Collective",
