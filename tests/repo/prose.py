@@ -92,16 +92,17 @@ def python_texts(source: str) -> Iterator[Text]:
                 yield from visit(child, raising)
 
     yield from visit(ast.parse(source), raising=False)
-    comments: list[Text] = []
+    comments, goes_on = list[Text](), 0
     for match in STRINGS_AND_COMMENTS.finditer(source):
         if source[match.start()] == "#" and not DIRECTIVE.match(match[0]):
             begin = source.rfind("\n", 0, match.start()) + 1
             line, words = source.count("\n", 0, begin) + 1, match[0].lstrip("# ")
             alone = not source[begin : match.start()].strip()
-            if alone and comments and line == comments[-1].line + comments[-1].text.count("\n") + 1:
+            if alone and line == goes_on:
                 comments[-1] = Text(comments[-1].line, f"{comments[-1].text}\n{words}")
             else:
                 comments.append(Text(line, words))
+            goes_on = line + 1 if alone else 0
     yield from comments
 
 

@@ -88,9 +88,9 @@ def test_clauses_and_lines():
 
 def test_texts_of_python():
     source = '''"""The module."""
-x = "# the comment is a string here"  # the first one
-# and it goes on
-y = 1  # another one
+# the first one
+# goes on here
+x = "# the comment is a string here"  # another one
 # noqa: E501
 NAMES: list
 """The names
@@ -103,7 +103,7 @@ def f():
 '''
     assert {(text.line, text.text, text.docstring) for text in python_texts(source)} == {
         (1, "The module.", True),
-        (2, "the first one\nand it goes on", False),
+        (2, "the first one\ngoes on here", False),
         (4, "another one", False),
         (7, "The names\nof ranks.", True),
         (10, "rank {} sends {} to it, or to others", False),
@@ -118,7 +118,7 @@ def f():
         ('def f():\n    """What is left."""', True),
         ('class A:\n    """Who waits."""', True),
         ('raise ValueError("pairs of ranks: this is no rank")', True),
-        ("x = 1  # the ranks who\n# wait", True),
+        ("x = 1  # the ranks who wait", True),
         ('def f():\n    """Return what is left."""', False),
         ("# there is no room; it is no longer used", False),
         ("who = no(None)", False),
