@@ -1,12 +1,12 @@
-"""MPI's own collectives, `algorithm="mpi"`, in the place of a schedule's moves; only where the user names it.
+"""MPI's own collectives, `algorithm="mpi"`, in place of a schedule's moves. They run only if you name them.
 
-They are not proved: the order in which MPI combines, and its NaNs and zeros in max and min, are its own, and may depend on the
-number of elements and on what a mesh's ranks run on. A mean is MPI's sum, divided. MPI has no 16-bit floats to combine, and no
-permute.
+They are not proved. The order in which MPI combines, and its NaNs and zeros in max and min, are its own. They may depend on the
+number of elements and on the hosts of a mesh's ranks. A mean is MPI's sum, divided. MPI cannot combine 16-bit floats, and has
+no permute.
 
-Before each call the ranks agree, by a barrier of ours, that all of them are in it: what differs, a peer that is gone and one
-that does not come are diagnosed there, as for any other collective. Then nonblocking collectives are polled, with an eye on the
-peers.
+Before each call the ranks agree, by a funccoll barrier, that all of them are in it. That barrier diagnoses a different call, a
+dead peer or a missing one, as for any other collective. Then nonblocking collectives are polled, and peers are watched
+meanwhile.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ _LEAST_TAGS = 1 << 15  # tags that every MPI has
 _GLANCE = 64  # polls between two looks at the peers and the clock
 _SPIN, _YIELD = 0.001, 0.05  # seconds of tight polling, and of polling that yields; then it sleeps
 _NAP = 0.0002
-_GRACE = 0.5  # seconds after a peer's failure in which what it had done its part of may still complete
-_NEWS = 1.0  # seconds in which the news of a failure come that MPI has noticed
+_GRACE = 0.5  # seconds after a peer's failure in which collectives may still complete whose part it had done
+_NEWS = 1.0  # seconds for the news of a failure that MPI has noticed
 
 
 class MpiTransport(SharedMemoryTransport):
-    """The part of a job over MPI that serves one mesh: `mpi` is mpi4py's module, `whole` a communicator of the job's ranks.
+    """The part of a job over MPI that serves one mesh. `mpi` is mpi4py's module, `whole` a communicator of the job's ranks.
 
     known: MPI's communicators of the job, by the tags of ours. A mesh from a pickle gets a transport for each program.
     """
@@ -85,7 +85,7 @@ class MpiTransport(SharedMemoryTransport):
     def compile(
         self, calls: Sequence[CollectiveCall], mesh: Mesh, share_results: bool = False
     ) -> Sequence[CollectiveExecutable]:
-        """See `Transport`. Neighbours are one call, those of MPI among themselves."""
+        """See `Transport`. Adjacent collectives are one call, and so are adjacent ones of MPI."""
         made: list[CollectiveExecutable] = []
         for native, several in groupby(calls, key=lambda call: call.native == ALGORITHM):
             neighbours = list(several)
@@ -93,10 +93,11 @@ class MpiTransport(SharedMemoryTransport):
         return made
 
     def communicator(self, ranks: Communicator, wait: Callable[[Callable[[], bool]], None]) -> Any:
-        """MPI's communicator like one of ours, made when it is first needed, by all of its ranks together.
+        """MPI's communicator for one of ours. All of its ranks make it together when it is first needed.
 
         Each of ours has one: other threads may use another with the same ranks at the same time. `wait` waits until a function
-        returns True, or raises: MPI makes it in C, in which nothing else is seen, and so in a thread of its own.
+        returns True, or raises. MPI makes the communicator in C, and nothing else is noticed meanwhile, so a thread of its own
+        makes it.
         """
         if ranks.tag not in self._communicators:
             made: list[Any] = []
@@ -120,7 +121,7 @@ class MpiTransport(SharedMemoryTransport):
 
 
 def _call(function: Callable[[], None], failed: list[BaseException]) -> None:
-    """Call a function in a thread; its exception goes to `failed`."""
+    """Call a function in a thread. Its exception goes to `failed`."""
     try:
         function()
     except BaseException as error:
@@ -129,7 +130,7 @@ def _call(function: Callable[[], None], failed: list[BaseException]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _MpiPart:
-    """One operand of one collective on this rank, whose blocks MPI takes one after the other."""
+    """One operand of one collective on this rank. MPI takes its blocks one after the other."""
 
     ranks: Communicator
     op: str
@@ -143,12 +144,12 @@ class _MpiPart:
 
     @property
     def has_output(self) -> bool:
-        """True where this rank gets something."""
+        """True if this rank gets something."""
         return bool(self.collective.has_output(self.ranks.rank))
 
 
 class MpiCall(AgreedExecutable):
-    """Adjacent collectives of a program: a call with this rank's arrays returns the results. One agreement is for all."""
+    """Adjacent collectives of a program. A call with this rank's arrays returns the results. They share one agreement."""
 
     is_native = False
 
@@ -176,7 +177,7 @@ class MpiCall(AgreedExecutable):
     def __call__(self, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
         """This rank's results.
 
-        Raises: what a collective of a schedule raises. None runs any more after an error within MPI.
+        Raises: what a collective of a schedule raises. After an error within MPI no collective runs any more.
         """
         self.begin()
         agreed = complete = False
@@ -205,7 +206,7 @@ class MpiCall(AgreedExecutable):
         return self.agreement.completed_last_call and self._is_complete
 
     def _check(self, arrays: Sequence[Any]) -> None:
-        """Raise FunccollError for arrays that it was not made for, before the ranks agree that all of them are in it."""
+        """Raise FunccollError for arrays with another type, before the ranks agree that all of them are in the call."""
         if len(arrays) != len(self.inputs):
             raise self._wrong_count(len(arrays), len(self.inputs), self._diagnosis.call)
         for i, operand in self._operands.items():
@@ -215,7 +216,8 @@ class MpiCall(AgreedExecutable):
                 raise self._wrong_argument(i, array, operand, self._diagnosis.call)
 
     def _run(self, arrays: Sequence[np.ndarray], kept: list[Any]) -> list[np.ndarray]:
-        """Start the collectives, those that read results of others when these are complete, and wait for all of them."""
+        """Start the collectives, and wait for all of them. A collective that reads others' results starts when these are
+        complete."""
         results: list[np.ndarray] = []
         finish: list[Callable[[], np.ndarray]] = []
         requests: list[Any] = []
@@ -243,7 +245,7 @@ class MpiCall(AgreedExecutable):
         return results + [last() for last in finish]
 
     def _output(self, part: _MpiPart) -> tuple[np.ndarray, Callable[[], np.ndarray]]:
-        """The flat memory of a result, and what makes the result of it."""
+        """The flat memory of a result, and the function that makes the result of it."""
         blocks, shape = part.layout.output, part.operand.out_shape
         memory = self.transport.device.allocate((blocks.size,) if blocks.is_strided else shape, part.operand.dtype)
         if not part.has_output or not memory.size:
@@ -259,7 +261,7 @@ class MpiCall(AgreedExecutable):
         return memory.reshape(-1), finish
 
     def _start(self, communicator: Any, part: _MpiPart, source: np.ndarray, output: np.ndarray) -> Any:
-        """Start a collective of MPI; return its request, which keeps the arrays."""
+        """Start a collective of MPI. Returns its request, which keeps the arrays."""
         mpi, kind, root = self.mpi, part.collective.kind, int(part.collective.root)
         combines, is_root = part.collective.meaning.combines, root == part.ranks.rank
         view, datatype = _view(source.dtype, combines)
@@ -314,7 +316,7 @@ class MpiCall(AgreedExecutable):
                 os.sched_yield()
 
     def _failure_of(self, error: Exception) -> FunccollError:
-        """The error of a collective in which MPI has failed: the peer's that has ended, once that is known."""
+        """The error of a collective in which MPI has failed. Once a peer is known to have ended, it is that peer's."""
         watch, began = self.registry.world.watch, time.monotonic()
         while (failure := watch.failure(self.agreement.members)) is None and time.monotonic() - began < _NEWS:
             time.sleep(0.01)
@@ -325,7 +327,7 @@ class MpiCall(AgreedExecutable):
 
 
 def _view(dtype: np.dtype, combines: bool) -> tuple[np.dtype, str]:
-    """(the dtype as which MPI sees elements, MPI's name of it). What is only moved has its bits alone."""
+    """(the dtype of the elements as MPI sees them, MPI's name of it). Data that is only moved is seen as bits."""
     if combines:
         view = np.dtype(np.uint8) if dtype.kind == "b" else dtype
     else:

@@ -1,6 +1,6 @@
 """MPI as plans use it: the addresses of its functions, its handles as integers, and requests that native code fills.
 
-mpi4py has the handles in memory of its own; what MPI's ABI calls a handle is a pointer in Open MPI and an int in MPICH.
+mpi4py keeps the handles in its own memory. A handle in MPI's ABI is a pointer in Open MPI and an int in MPICH.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["MpiLibrary"]
 
 
 class MpiLibrary:
-    """A communicator of MPI for the messages of plans; `mpi` is `mpi4py.MPI`, whose ranks are the job's.
+    """A communicator of MPI for the messages of plans. `mpi` is `mpi4py.MPI`; its ranks are the job's.
 
     Its errors must be returned, not fatal.
     """
@@ -24,7 +24,8 @@ class MpiLibrary:
     def __init__(self, mpi: Any, communicator: Any, piece_bytes: int):
         self.piece_bytes = piece_bytes
         self._mpi, self._communicator = mpi, communicator
-        self._functions = ctypes.CDLL(mpi.__file__)  # the module itself: of it and what it is linked with, names are found
+        # the module itself: names are found in it and in the libraries it is linked with
+        self._functions = ctypes.CDLL(mpi.__file__)
         self._datatypes: dict[tuple[int, int, int], Any] = {}
         self._null = self._handle(mpi.REQUEST_NULL)
         self.words = np.zeros(WORD.size, np.int64)

@@ -1,6 +1,6 @@
 """The transport of a job on several hosts: shared memory within a host, messages of MPI between hosts.
 
-The only module that imports mpi4py, when a job needs it.
+This is the only module that imports mpi4py, when a job needs it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Mpi:
         except ImportError as error:
             if getattr(error, "name", None) == "mpi4py":
                 raise MissingPackageError(
-                    f"a job on several hosts needs mpi4py, which {sys.executable} on {platform.node()} does not have: pip "
+                    f"a job on several hosts needs mpi4py, and {sys.executable} on {platform.node()} does not have it: pip "
                     "install 'funccoll[mpi]' for it, with an MPI."
                 ) from None
             raise _cannot_load(error) from error
@@ -65,16 +65,16 @@ class _Mpi:
             raise _cannot_load(error) from error
         self.mpi = MPI
         self.peers: list[Any] = []
-        """Sockets to other ranks of the last job, which end when their processes do."""
+        """Sockets to other ranks of the last job. They end when the ranks' processes do."""
         self.communicator: Any = None
-        """A duplicate of COMM_WORLD for the messages of the current job, None before the first one."""
+        """A duplicate of COMM_WORLD for the messages of the current job; None before the first one."""
         self.is_pending, self.has_failed = False, False
-        """True when a job of this process has not ended yet, or has ended in a failure: then MPI cannot be finalized."""
+        """True if a job of this process has not ended yet, or has ended in a failure. Then MPI cannot be finalized."""
         by_mpi4py = before and (mpi4py.rc.initialize if mpi4py.rc.finalize is None else mpi4py.rc.finalize)
         self.finalizes = _MPI4PY if by_mpi4py else _PROGRAM
         self.all_finalize: list[str] = []
-        """Where each rank of the last job finalizes MPI: they agree on their end, because each may begin in another way."""
-        atexit.register(self.end)  # before `job.world` registers leaving, which is therefore called first
+        """How each rank of the last job finalizes MPI. They agree on their end, because each may begin in another way."""
+        atexit.register(self.end)  # before `job.world` registers leaving, so that leaving is called first
 
     @property
     def library(self) -> str:
@@ -82,9 +82,9 @@ class _Mpi:
         return " ".join(self.mpi.Get_library_version().splitlines()[0].partition(", package:")[0].rstrip("\0").split())
 
     def initialize(self, job: JobSpec, timeout: float) -> None:
-        """Initialize MPI, unless it is. Raises RendezvousError when it does not see what the launcher has started.
+        """Initialize MPI, unless it is initialized. Raises RendezvousError if it does not see what the launcher has started.
 
-        It waits for all processes, and mpi4py keeps Python's lock meanwhile: after `timeout` seconds this process ends.
+        MPI_Init waits for all processes, and mpi4py keeps the GIL meanwhile. After `timeout` seconds this process ends.
         """
         mpi = self.mpi
         if mpi.Is_finalized():
@@ -103,7 +103,7 @@ class _Mpi:
                 self.finalizes = _HERE
         if mpi.Query_thread() == mpi.THREAD_SINGLE:
             raise RendezvousError(
-                "MPI was initialized with MPI_THREAD_SINGLE, and funccoll watches the others in a thread. Initialize it with "
+                "MPI was initialized with MPI_THREAD_SINGLE, but funccoll watches the others in a thread. Initialize it with "
                 "MPI_THREAD_MULTIPLE, as mpi4py does unless mpi4py.rc says otherwise, or let fc.init() do it."
             )
         world = mpi.COMM_WORLD
@@ -126,7 +126,7 @@ class _Mpi:
                 time.sleep(_PAUSE)
         except self.mpi.Exception as error:
             end = time.monotonic() + _GRACE
-            while time.monotonic() < end:  # it may name a rank, of which rank 0 tells
+            while time.monotonic() < end:  # it may name a rank that rank 0 reports
                 check()
                 time.sleep(_PAUSE)
             raise RendezvousError(f"MPI cannot make a communicator of all ranks: {error}.") from error
@@ -141,11 +141,11 @@ class _Mpi:
             self.peers.pop().close()
 
     def end(self) -> None:
-        """Finalize MPI when all ranks have come here and nothing has failed, else let the process end without.
+        """Finalize MPI if all ranks have come here and nothing has failed. Otherwise let the process end without.
 
-        MPI_Finalize waits for all ranks, in C. This waits where it can be interrupted, and where the end of a rank is heard; so
-        also where mpi4py finalizes, if another rank does it here. A program that calls it itself on any rank does not come here
-        before: then nothing but MPI_Finalize waits.
+        MPI_Finalize waits for all ranks, in C. This wait can be interrupted, and notices the end of a rank. It also runs if
+        mpi4py finalizes, when another rank does it here. A program that calls MPI_Finalize itself on any rank does not come
+        here first: then nothing but MPI_Finalize waits.
         """
         mpi = self.mpi
         if mpi.Is_finalized() or not mpi.Is_initialized() or self.finalizes == _PROGRAM:
@@ -160,7 +160,7 @@ class _Mpi:
             mpi.Finalize()
 
     def _all_have_left(self) -> bool:
-        """Wait for all ranks; False when one has ended without coming here."""
+        """Wait for all ranks. Returns False if one has ended without coming here."""
         pause, end = _PAUSE, float("inf")
         try:
             barrier = self.communicator.Ibarrier()
@@ -179,8 +179,8 @@ class _Mpi:
 class _LastObject:
     """An object that ends the process when Python deletes it.
 
-    It belongs to `sys`, whose objects are deleted last: all `atexit` functions have been called, also those from before
-    fc.init, but not yet what C libraries register, as mpi4py does. The exit code is Python's for an error.
+    It belongs to `sys`, whose objects are deleted last. By then all `atexit` functions have run, even those from before
+    fc.init. Functions that C libraries register, as mpi4py does, have not. The exit code is Python's for an error.
     """
 
     def __init__(self) -> None:
@@ -199,7 +199,7 @@ def _cannot_load(error: Exception) -> RendezvousError:
 
 
 def _has_ended(channel: Any) -> bool:
-    """True when the process at the other end of a socket has ended, or its host does not answer."""
+    """True if the process at the other end of a socket has ended, or its host does not answer."""
     try:
         return receive(channel)[0] is None
     except BlockingIOError:
@@ -215,7 +215,7 @@ def _mpi() -> _Mpi:
 
 
 class _MpiAddressExchange:
-    """Rank 0's words as messages of COMM_WORLD, under a tag of their own: collectives of the user's there are not disturbed."""
+    """Rank 0's words as messages of COMM_WORLD, under a tag of their own. They do not disturb your collectives there."""
 
     def __init__(self, mpi: _Mpi, alone: bool):
         self.mpi, self.alone = mpi, alone
@@ -233,7 +233,7 @@ class _MpiAddressExchange:
         return not self._requests
 
     def receive(self, seconds: float) -> bytes | None:
-        """See `AddressExchange`. Of several, after attempts that failed, the last one."""
+        """See `AddressExchange`. After failed attempts there may be several; it is the last one."""
         world, end, found = self.mpi.mpi.COMM_WORLD, time.monotonic() + seconds, None
         while True:
             message = world.Improbe(0, _INVITATION_TAG, status := self.mpi.mpi.Status())
@@ -258,7 +258,7 @@ class _MpiAddressExchange:
         return leader
 
     def note(self) -> str:
-        """See `AddressExchange`: where this rank finalizes MPI."""
+        """See `AddressExchange`: how this rank finalizes MPI."""
         return self.mpi.finalizes
 
     def take_notes(self, notes: Sequence[str]) -> None:
@@ -275,14 +275,14 @@ class MpiJob(SharedMemoryJob):
         super().__init__(joined)
         self.mpi = _mpi()
         self.communicator = self.mpi.communicator
-        """The duplicate of COMM_WORLD whose messages are this job's; its errors are returned."""
+        """The duplicate of COMM_WORLD for this job's messages. Its errors are returned."""
         self._communicators_of_mpi: dict[int, Any] = {}
         piece_bytes = _NETWORK_PIECE if joined.job.across_hosts else _MEMORY_PIECE
         self.message_library = MpiLibrary(self.mpi.mpi, self.communicator, piece_bytes)
 
     @staticmethod
     def meet(job: JobSpec, timeout: float) -> JoinedJob:
-        """See `JobTransport`. Where the launcher says that all are on one host, each is a host of its own."""
+        """See `JobTransport`. If the launcher says that all ranks are on one host, each is a host of its own."""
         mpi = _mpi()
         mpi.initialize(job, timeout)
         mpi.is_pending = True

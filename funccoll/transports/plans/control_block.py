@@ -13,19 +13,20 @@ __all__ = ["MAILBOXES", "MAILBOXES_ON_SHARED_CORES", "Communicator", "ControlBlo
 
 Mailboxes = tuple[tuple[int, int], ...]
 MAILBOXES: Mailboxes = (64, LINE_BYTES), (32, 1024 + LINE_BYTES)
-"""By ring, how many mailboxes each rank has, a power of 2, and bytes of a mailbox. A rank can be that many calls ahead of its
-peers where it waits for none of them: in rows of calls with one root. It is few calls ahead in all other programs.
+"""By ring, the number of mailboxes of each rank, a power of 2, and the bytes of a mailbox. If a rank never waits for its peers,
+as in a row of calls with one root, it can be that many calls ahead of them. In all other programs it is few calls ahead.
 
-Measured with 2 ranks that have cores of their own, eager collectives take 0.55 to 0.95 times as long with up to 1 KiB. With
-4 KiB they take as long where arrays are new in each call, and up to twice as long where they are not: then peers have the
-lines of an array that is read in place in their own caches."""
+Measured with 2 ranks on cores of their own, eager collectives take 0.55 to 0.95 times as long with up to 1 KiB. With 4 KiB they
+take as long if arrays are new in each call, and up to twice as long if not: peers then have the lines of an array that is read
+in place in their own caches."""
 MAILBOXES_ON_SHARED_CORES: Mailboxes = (256, LINE_BYTES), (128, 1024 + LINE_BYTES), (32, 4096 + LINE_BYTES)
-"""The same where ranks share cores: with the largest ones a root that need not wait saves half of the time. A root that has
-used all mailboxes waits for a time slice of others: with more than 100 of them in less than one call in a hundred."""
+"""The same if ranks share cores. With the largest mailboxes a root that need not wait saves half of the time. A root that has
+used all its mailboxes waits for a time slice of others. With more than 100 mailboxes that happens in less than one call in a
+hundred."""
 
 
 class MailboxRing(NamedTuple):
-    """The mailboxes of one size: those of rank 0, then those of rank 1, and so on; `start` is the offset of the first."""
+    """The mailboxes of one size: those of rank 0, then those of rank 1, and so on. `start` is the offset of the first."""
 
     start: int
     mailboxes: int
@@ -45,8 +46,9 @@ class MailboxRing(NamedTuple):
 class ControlBlock:
     """The control lines of a communicator in the heap: for each rank one line per channel.
 
-    A rank's first line begins with its counter, and goes on with what it publishes when it enters a call; the others hold the
-    other channels' counters. Behind them is a record for each rank, and behind those, in a job, its mailboxes (`MailboxRing`).
+    A rank's first line begins with its counter, followed by what the rank publishes when it enters a call. The other lines hold
+    the other channels' counters. Behind the lines is a record for each rank, and then, in a job, the ranks' mailboxes
+    (`MailboxRing`).
     """
 
     start: int
@@ -61,7 +63,7 @@ class ControlBlock:
 
     @property
     def rings(self) -> tuple[MailboxRing, ...]:
-        """The rings of mailboxes, those with the smallest mailboxes first."""
+        """The rings of mailboxes, the smallest mailboxes first."""
         found, start = list[MailboxRing](), self.counter(self.nranks * (self.channels + 1))
         for count, nbytes in self.mailboxes:
             found.append(MailboxRing(start, count, nbytes))
@@ -73,7 +75,7 @@ class ControlBlock:
         return self.counter(rank * self.channels)
 
     def table(self, rank: int) -> int:
-        """The offset of a call's addresses, when they fit into the rank's first line."""
+        """The offset of a call's addresses, if they fit into the rank's first line."""
         return self.line(rank) + LINE.size
 
     @property
@@ -82,7 +84,7 @@ class ControlBlock:
         return LINE_BYTES - LINE.size
 
     def record(self, rank: int) -> int:
-        """The offset of a rank's record: what peers read only for errors."""
+        """The offset of a rank's record. Peers read it only for errors."""
         return self.counter(self.nranks * self.channels + rank)
 
     def counter(self, stream: int) -> int:
@@ -92,7 +94,7 @@ class ControlBlock:
 
 @dataclass(frozen=True)
 class Communicator:
-    """The ranks of one group along some axes of a mesh, of which this process is one."""
+    """The ranks of one group along some axes of a mesh. This process is one of them."""
 
     number: int
     """Its index in the table of bases."""
@@ -104,18 +106,18 @@ class Communicator:
     entry: int = 0
     """Its entry in the table of the job, the same in all processes."""
     hosts: tuple[int, ...] = ()
-    """The host of each member, where they are on several."""
+    """The host of each member, if there are several."""
     tag: int = 0
-    """Tells its messages from those of other communicators, in which other threads may run the same program."""
+    """A tag that separates its messages from those of other communicators. Other threads may run the same program in those."""
     piece_bytes: int = 1 << 20
-    """The most bytes of a message to another host, about: larger ones are cut into pieces."""
+    """About the most bytes of a message to another host. Larger messages are cut into pieces."""
     cache_bytes: int = 32 << 20
     """Bytes of the caches that the ranks of this host share."""
     direct_reads: DirectReads | None = None
-    """When members read each other's private arguments directly; None where they cannot."""
+    """The sizes from which on members read each other's private arguments directly; None if they cannot."""
 
     @property
     def neighbours(self) -> tuple[int, ...]:
-        """Indices of the members on this process's host, itself among them: those whose memory it reads."""
+        """Indices of the members on this process's host, including its own. It reads their memory."""
         mine = self.hosts[self.rank] if self.hosts else 0
         return tuple(i for i in range(len(self.members)) if not self.hosts or self.hosts[i] == mine)

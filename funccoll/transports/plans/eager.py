@@ -1,18 +1,18 @@
-"""Eager collectives: small arrays travel in mailboxes of the control block, and no rank waits for those that read them.
+"""Eager collectives: small arrays travel in mailboxes of the control block, and no rank waits for its readers.
 
-A rank copies its input into its mailbox of the call, publishes that, and combines what it reads in the mailboxes of others. It
-leaves without waiting: the mailbox keeps the input until all ranks have reached a later call, in which the rank wants to use it
-again. So the root of a broadcast can be many calls ahead of the others, no argument has to be staged, and an array of few bytes
-crosses between cores in the one cache line that also tells of it. MPI libraries send small messages in this way (Nemesis'
-fastboxes: Buntinas, Mercier and Gropp, "Design and evaluation of Nemesis", 2006).
+A rank copies its input into its mailbox of the call, publishes that, and combines what it reads in the others' mailboxes. It
+leaves without waiting. The mailbox keeps the input until all ranks have reached a later call that uses it again. So the root of
+a broadcast can be many calls ahead of the others, and no argument has to be staged. An array of few bytes crosses between cores
+in the one cache line that also announces it. MPI libraries send small messages in this way (Nemesis' fastboxes: Buntinas,
+Mercier and Gropp, "Design and evaluation of Nemesis", 2006).
 
-A schedule qualifies when each rank does nothing but to write its own output from inputs (`Streams.reads_only_inputs`). Several
-collectives in a row that need nothing of each other, with other ops, dtypes or roots, are one entry and one mailbox.
+A schedule qualifies if each rank only writes its own output from inputs (`Streams.reads_only_inputs`). Several independent
+collectives in a row, with other ops, dtypes or roots, are one entry and one mailbox.
 
-A rank that has left cannot be told that a peer runs something else. So the first call of a plan waits until all ranks have
-entered it, which finds what is wrong in the program. And each rank publishes its sequence hash, of all its eager collectives
-over the communicator: to read a mailbox is to compare, ordinary calls compare theirs, and a rank that wants to use one again
-compares with what all others have had in it. So ranks that differ later are found some calls after that at the latest.
+A rank that has left cannot learn that a peer runs something else. So the first call of a plan waits until all ranks have
+entered it, and finds what is wrong in the program. Each rank also publishes its sequence hash, of all its eager collectives
+over the communicator. Reading a mailbox compares the hashes, and so do ordinary calls. A rank that reuses a mailbox compares
+its hash with those that all others had in it. So ranks that differ later are found a few calls later at most.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["ring_of", "write_eagerly"]
 
 
 def ring_of(schedules: Sequence[Schedule], layouts: Sequence[ChunkLayout], communicator: Communicator) -> MailboxRing | None:
-    """The mailboxes for collectives of these arrays; None where they are not eager. All ranks find the same."""
+    """The mailboxes for collectives of these arrays; None if they are not eager. All ranks find the same."""
     if communicator.hosts or len(communicator.members) == 1 or any(schedule.kind == "barrier" for schedule in schedules):
         return None
     *_, nbytes = _offsets(layouts)
@@ -54,9 +54,9 @@ def _offsets(layouts: Sequence[ChunkLayout]) -> list[int]:
 def write_eagerly(
     code: list[int], collectives: Sequence[PlannedCollective], ring: MailboxRing, hash: int, base: int
 ) -> tuple[Written, list[int]]:
-    """Append the code of eager collectives that are entered together, as `hash`; see `write_collective`.
+    """Append the code of eager collectives that are entered together, as `hash`. See `write_collective`.
 
-    Returns where the code of each begins, too.
+    Also returns where the code of each begins.
     """
     offsets = _offsets([layout for collective in collectives for layout in collective.segments[0].values()])
     entry, writers = _SharedMailbox(collectives[0], ring), list[_EagerWriter]()
@@ -82,7 +82,7 @@ class _SharedMailbox:
     """The mailboxes of collectives that are entered together."""
 
     first: PlannedCollective
-    """The first of them: its slots of scratch, which there is none, have the addresses of mailboxes."""
+    """The first of them. There is no scratch, so its slots of scratch have the addresses of mailboxes."""
     ring: MailboxRing
     read: set[int] = field(default_factory=set)
     """The ranks whose mailboxes have been waited for."""
@@ -94,17 +94,17 @@ class _SharedMailbox:
 
 @dataclass
 class _EagerWriter(SegmentWriter):
-    """Writes the code of an eager collective, and as the first of several that of their entry."""
+    """Writes the code of an eager collective, and, as the first of several, of their entry."""
 
     entry: _SharedMailbox = field(kw_only=True)
     offsets: Sequence[int] = field(kw_only=True)
     """The first byte in a mailbox of each array."""
 
     def reserve(self) -> None:
-        """Find this rank's mailbox, and see to it that all ranks have left the call that used it last."""
+        """Find this rank's mailbox, and wait until all ranks have left the call that used it last."""
         ring, mine = self.entry.ring, self.entry.mailbox(self.rank)
         self.find_mailbox(self.rank)
-        # That call began at least this many counts ago: see FIND_MAILBOX.
+        # That call began at least this many counts ago. See FIND_MAILBOX.
         left = 1 + EAGER_SPAN - EAGER_SPAN * ring.mailboxes
         begin = len(self.code)
         self.emit_value(Opcode.RESERVE, left, words=0)
@@ -126,7 +126,7 @@ class _EagerWriter(SegmentWriter):
                     self.emit(Opcode.COPY, nbytes=nbytes, rows=1, source=source, destinations=[self.held(self.rank, number)])
 
     def publish(self, hash: int) -> None:
-        """Publish the mailbox, and then the entry, as ever."""
+        """Publish the mailbox, and then the entry."""
         self.text_words.append(len(self.code) + Opcode.PUBLISH.offset("text"))
         record = self.control.record(self.rank)
         self.emit_value(Opcode.PUBLISH, 1, hash=hash, text=0, slot=self.entry.mailbox(self.rank), record=record)
@@ -142,7 +142,7 @@ class _EagerWriter(SegmentWriter):
                 self.combine(i)
 
     def read_others_once(self) -> None:
-        """Compare with the ranks of which nothing is read, too, in the first call."""
+        """In the first call, compare also with ranks from which nothing is read."""
         others = [peer for peer in self.peers if peer not in self.entry.read]
         if others:
             begin = len(self.code)
@@ -174,7 +174,7 @@ class _EagerWriter(SegmentWriter):
             self.emit_value(Opcode.WAIT, 1, counter=counter, rank=self.members[peer], mailbox=self.entry.mailbox(peer))
 
     def place(self, number: int, slot: int, start: int, step: int) -> MemoryOperand:
-        """Rows of an array: in a peer's mailbox, or where this rank has its own."""
+        """Rows of an array: in a peer's mailbox, or in this rank's own array."""
         rank = self.collective.rank_of(slot)
         return MemoryOperand(slot, start, step) if rank in (None, self.rank) else self.held(rank, number, start, step)
 

@@ -20,14 +20,14 @@ class MessageLibrary(Protocol):
     words: np.ndarray
     """The table about it: `kernels.kernel_context.LibraryRecord`."""
     piece_bytes: int
-    """The size of messages that travel fastest, in bytes, where a larger one can be cut."""
+    """The size in bytes of messages that travel fastest, if a larger message can be cut."""
 
     def datatype(self, nbytes: int, rows: int, stride: int) -> tuple[int, int]:
         """Return (count, handle of the datatype) of rows of bytes."""
         ...
 
     def requests(self, count: int) -> np.ndarray:
-        """Return handles of this many requests, none of which is active."""
+        """Return handles of this many inactive requests."""
         ...
 
     def error_text(self, code: int) -> str:
@@ -36,7 +36,7 @@ class MessageLibrary(Protocol):
 
 
 class MessageTable:
-    """The messages of one plan: their rows and requests, to which the words of a context point."""
+    """The messages of one plan: their rows and requests. The words of a context point to them."""
 
     def __init__(self, messages: Sequence[Message], library: MessageLibrary | None, context: np.ndarray):
         if not messages:
@@ -53,6 +53,6 @@ class MessageTable:
             context[word] = table.ctypes.data
 
     def fault(self, name: str, words: Sequence[int]) -> FunccollError:
-        """The error for a message that the library refuses."""
+        """The error for a message that the library rejects."""
         what = self._library.error_text(int(words[WORD.library_error]))
         return FunccollError(f"{name}: a message between this rank and rank {words[WORD.peer]} failed: {what}.")

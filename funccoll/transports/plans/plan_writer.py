@@ -23,13 +23,13 @@ class Written(NamedTuple):
     text_words: list[int]
     """The words that hold the offset of the call's description."""
     table_words: list[int]
-    """The words that hold the offset of addresses for which the control line is too small."""
+    """The words that hold the offset of addresses that do not fit into the control line."""
     max_operands: int
     """The most memory operands of one COMBINE."""
 
 
 def write_collective(code: list[int], messages: list[Message], collective: PlannedCollective, base: int) -> Written:
-    """Append a collective's code, and its messages; `base` is the advance of the communicator's counters by the code before."""
+    """Append a collective's code, and its messages. `base` is the advance of the communicator's counters by the code before."""
     span = collective.span
     writers = [SegmentWriter(code, messages, collective, base + k * span, k) for k in range(len(collective.segments))]
     writers[0].stage_copies()
@@ -73,7 +73,7 @@ class SegmentWriter:
         self.code += opcode.encode(communicator=self.number, value=self.base + value, **values)
 
     def write(self, following: SegmentWriter | None) -> None:
-        """Write the whole segment; the following one is copied as soon as peers can read this one."""
+        """Write the whole segment. The next segment is copied as soon as peers can read this one."""
         s, rank = self.collective.streams, self.rank
         assert s.schedule.channels == 1, "one stream for each rank"
         begin, end = int(s.start[rank]), int(s.start[rank + 1])
@@ -89,7 +89,8 @@ class SegmentWriter:
                 counter, member = self.control.counter(peer), self.members[peer]
                 self.emit_value(Opcode.WAIT, int(s.wait_value[w]), counter=counter, rank=member, mailbox=NO_MAILBOX)
                 if peer not in self.checked and self.collective.target.publishes:
-                    # A peer that is waited for must be in the same call, also when none of its buffers is touched.
+                    # This rank must be in the same call as a peer that it waits for, even if it touches none of the peer's
+                    # buffers.
                     self.checked.add(peer)
                     self.emit_value(Opcode.CHECK, 0, line=self.control.line(peer), hash=self.collective.hash, rank=member)
             if i == begin:
@@ -109,7 +110,7 @@ class SegmentWriter:
     # ------------------------------------------------------------ addresses
 
     def enter(self, hash: int) -> None:
-        """Publish that this rank has entered what has this hash."""
+        """Publish that this rank has entered the call with this hash."""
         table = self.control.table(self.rank)
         if self.collective.overflow_bytes:
             self.table_words.append(len(self.code) + Opcode.ENTER.offset("table"))
@@ -203,14 +204,14 @@ class SegmentWriter:
         return MemoryOperand(slot, start, step)
 
     def post(self, i: int) -> None:
-        """Instruction i of the streams, a POST, with the messages that follow on it."""
+        """Instruction i of the streams, a POST, and the messages that follow it."""
         s = self.collective.streams
         first = int(s.start[self.rank])
         found = [(m, turn, j - first + 1) for j in s.posted(i) for m, turn in self.messages_of(j)]
         self.transit.post(found)
 
     def messages_of(self, i: int) -> Iterator[tuple[Message, int]]:
-        """The messages of a SEND or RECEIVE, with their turns: of each array, and each range that both ends have in common."""
+        """The messages of a SEND or RECEIVE, with their turns, for each array and each range that both ends have in common."""
         s, hash = self.collective.streams, self.collective.hash ^ self.collective.communicator.tag
         p, sends = s.schedule.nranks, bool(s.opcode[i] == Opcode.SEND)
         to, source = int(s.dst[s.dst_ptr[i]]), int(s.src[s.src_ptr[i]])
@@ -235,7 +236,7 @@ class SegmentWriter:
         return found
 
     def ranges(self, layout: ChunkLayout, row: int, count: int, part: int, step: int) -> list[tuple[int, StridedRange]]:
-        """The ranges of a run of chunks, each with the number of its buffer, in order; contiguous neighbours are joined."""
+        """The ranges of a run of chunks, each with the number of its buffer, in order. Contiguous neighbours are joined."""
         found: list[tuple[int, StridedRange]] = []
         for i in range(count):
             for buffer, strided in self.chunk(layout, row + i, part + i * step):

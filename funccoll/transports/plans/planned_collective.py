@@ -20,11 +20,11 @@ from .staging import Part, staged_parts
 __all__ = ["CPU", "EAGER_SPAN", "PlannedCollective", "Target", "exceeds_caches", "layouts_of"]
 
 EAGER_SPAN = 2
-"""The advance of a rank's counter in an eager collective: 1 when its mailbox is published, 2 when it has its results."""
+"""The advance of a rank's counter in an eager collective: 1 after it has published its mailbox, 2 after it has its results."""
 NON_TEMPORAL = 1.5
-"""Bytes of all ranks' arrays, over those of the caches, from which on results are written with non-temporal stores. Measured
-with 32 MiB of cache and two ranks, where each result is read and replaces the one before: with 48 or 64 MiB of arrays every
-collective is up to 1.7 times faster, with 32 MiB only all_reduce, and with 16 MiB most take up to twice as long."""
+"""Bytes of all ranks' arrays, relative to those of the caches, from which on results are written with non-temporal stores.
+Measured with 32 MiB of cache and two ranks, if each result is read and replaces the one before: with 48 or 64 MiB of arrays
+every collective is up to 1.7 times faster, with 32 MiB only all_reduce, and with 16 MiB most take up to twice as long."""
 
 
 class Target(NamedTuple):
@@ -33,7 +33,8 @@ class Target(NamedTuple):
     combine: Callable[[str, np.dtype], int]
     """The `function` of a COMBINE for an op and a dtype."""
     publishes: bool = True
-    """True where ranks are processes, which publish the addresses of their arrays and what they run, and compare that."""
+    """True if ranks are processes. They publish the addresses of their arrays and the call that they run, and compare the
+    calls."""
     has_non_temporal: bool = True
 
 
@@ -50,10 +51,10 @@ def layouts_of(schedule: Schedule, operands: Sequence[Operand]) -> list[ChunkLay
 
 
 def exceeds_caches(operands: Sequence[Operand], communicator: Communicator) -> bool:
-    """True where all ranks of this host together read and write more than the caches hold.
+    """True if all ranks of this host together read and write more than the caches hold.
 
-    Then results are written with non-temporal stores, and are worth sharing also when they are made anew. In the caches it
-    costs more than it saves to write where others have read, because their copies of each line go first.
+    Then results are written with non-temporal stores, and sharing pays even if they are made anew. In the caches, a write to
+    what others have read costs more than it saves, because their copies of each line go first.
     """
     nbytes = sum(operand.nbytes + operand.out_nbytes for operand in operands)
     return len(communicator.neighbours) * nbytes >= NON_TEMPORAL * communicator.cache_bytes
@@ -63,40 +64,41 @@ def exceeds_caches(operands: Sequence[Operand], communicator: Communicator) -> b
 class PlannedCollective:
     """A call of one rank, with everything that its code depends on.
 
-    Its slots in the table of addresses follow on `first_slot`: of each array and rank the input, the output and scratch. Where
-    inputs are staged, each chunk of one has its own slot. This rank then has one more for the address of each array, and two
-    for the staging buffer and for addresses that are not used.
+    Its slots in the table of addresses follow `first_slot`: for each array and rank the input, the output and scratch. If
+    inputs are staged, each chunk of an input has its own slot. This rank then has one more slot for the address of each array,
+    and two for the staging buffer and for unused addresses.
     """
 
     call: CollectiveCall
     communicator: Communicator
     first_slot: int
     segments: Sequence[Mapping[int, ChunkLayout]]
-    """The layouts of a range of every chunk, by the number of each array that has a part of it; one for all of the arrays where
+    """The layouts of a range of every chunk, by the number of each array that has a part of it. One layout serves all arrays if
     arguments are copied whole."""
     shared: Mapping[int, int] | None = None
-    """The chunks that peers read, of staged inputs (see `shared_chunks`); None where inputs are not staged."""
+    """The chunks of staged inputs that peers read (see `shared_chunks`); None if inputs are not staged."""
     reads_directly: bool = False
-    """True where peers read private arguments themselves, so that nothing is staged."""
+    """True if peers read private arguments themselves. Then nothing is staged."""
     is_eager: bool = False
-    """True when it goes through mailboxes: see `eager`."""
+    """True if it uses mailboxes. See `eager`."""
     one_result: Streams | None = None
-    """The streams with one result for all ranks, which OWNER has: see `shared_results`."""
+    """The streams with one result for all ranks, in OWNER's memory. See `shared_results`."""
     shares_argument: bool = False
-    """True where the root of a broadcast may share its argument: then its slot of scratch has the address, else the heap's."""
+    """True if the root of a broadcast may share its argument. Then its slot of scratch has the address, else the heap's
+    slot."""
     target: Target = CPU
     awaited: frozenset[tuple[int, int]] | None = None
-    """Of a launch, which ranks enter and leave together: the values that ranks wait for meanwhile, as (rank, value); see
-    `launch_plan`. None where ranks enter and leave one by one."""
+    """For a launch, which ranks enter and leave together: the values that ranks wait for meanwhile, as (rank, value). See
+    `launch_plan`. None if ranks enter and leave one by one."""
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule that is executed."""
+        """The schedule to execute."""
         return self.call.schedule if self.one_result is None else self.one_result.schedule
 
     @cached_property
     def hash(self) -> int:
-        """A hash of the call, the same on all ranks: a peer that shows another one runs something else."""
+        """A hash of the call, the same on all ranks. A peer with another hash runs something else."""
         return self.call.hash(self.segments, self.shares_argument or self.one_result is not None)
 
     @property
@@ -133,7 +135,7 @@ class PlannedCollective:
 
     @property
     def overflow_bytes(self) -> int:
-        """Bytes of the addresses that a rank publishes, when its control line is too small for them; else 0."""
+        """Bytes of the addresses that a rank publishes, if its control line is too small for them; else 0."""
         published = 8 * self.slot_width * self.arrays if not self.is_eager else 0
         return published if published > self.communicator.control.table_bytes else 0
 
@@ -165,11 +167,11 @@ class PlannedCollective:
         return self.arrays * self.slot_stride + (0 if self.shared is None else self.arrays + 2)
 
     def slot(self, rank: int, number: int = 0, array: int = 0) -> int:
-        """One of a rank's slots for an array; the first is the input's, or its first chunk's."""
+        """One of a rank's slots for an array. The first is the input's, or its first chunk's."""
         return self.first_slot + array * self.slot_stride + rank * self.slot_width + number
 
     def rank_of(self, slot: int) -> int | None:
-        """The rank to which a slot belongs; None for those that only this rank has, and for another collective's."""
+        """The rank to which a slot belongs; None for this rank's extra slots, and for another collective's."""
         array, place = divmod(slot - self.first_slot, self.slot_stride)
         return place // self.slot_width if 0 <= array < self.arrays else None
 

@@ -1,18 +1,18 @@
-"""Staging: the parts of private arrays that are copied to where peers can read them, segment by segment.
+"""Staging: parts of private arrays are copied to a place where peers can read them, segment by segment.
 
-A rank reads its own array where it is. What peers read of it is copied to a staging buffer in the heap, in segments: a
-segmented collective is the same proved streams once for each segment, and a rank leaves a segment after all that read its
-chunks. The buffer holds two segments, which stay in the caches: while peers read one segment, the next one is copied. A chunk
-that goes into the rank's own output, as in an all_gather, is copied there, where peers read it. Every element stays in its part
-of the array, so segments change no bit.
+A rank reads its own array in place. What peers read of it is copied to a staging buffer in the heap, in segments. A segmented
+collective runs the same proved streams once for each segment. A rank leaves a segment after all ranks that read its chunks. The
+buffer holds two segments, and they stay in the caches: while peers read one, the next one is copied. A chunk that goes into the
+rank's own output, as in an all_gather, is copied there, and peers read it there. Every element stays in its part of the array,
+so segments do not change any bit.
 
-A strided input, cut along another dimension than its first, is copied whole.
+A strided input that is cut along another dimension than its first is copied whole.
 
-Nothing is staged where peers read private arrays directly (`kernels.direct_reads`), from a least number of bytes on, which
-`funccoll tune` measures. In an all_to_all, a permute or a scatter this saves one of two copies. In an all_reduce or a
-reduce_scatter there are as many, but what is combined comes from the reader's own cache: that pays where the way between cores
-is long. In all others staging costs nothing: the owner copies what it needs in its own output anyway, as in an all_gather and
-a broadcast, or would only wait meanwhile, as in a gather and a reduce.
+Nothing is staged if peers read private arrays directly (`kernels.direct_reads`). They do from a least number of bytes on,
+measured by `funccoll tune`. In an all_to_all, a permute or a scatter this saves one of two copies. An all_reduce or a
+reduce_scatter needs as many copies, but combines data from the reader's own cache: that pays if the way between cores is long.
+In all others staging is free. In an all_gather or a broadcast the owner copies what it needs in its own output anyway. In a
+gather or a reduce it would only wait meanwhile.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ __all__ = [
 ]
 
 _STAGED_BYTES = 1 << 14
-"""Bytes of arrays from which on only what peers read is copied. Smaller ones are copied whole, by one instruction."""
+"""Bytes of arrays from which on only what peers read is copied. Smaller arrays are copied whole, by one instruction."""
 _SEGMENT_BYTES = 1 << 20
-"""Bytes of a segment, measured: most of it stays in the second level of cache, and smaller ones cost more in waits, which also
-arrays that are not staged have. Where all ranks wait for a root to stage, a small array has four, so that they overlap soon."""
+"""Bytes of a segment, measured. Most of it stays in the second-level cache. Smaller segments cost more in waits, and arrays
+that are not staged have these, too. If all ranks wait for a root to stage, a small array has four segments, so that they
+overlap soon."""
 _MAX_SEGMENTS = 256
-"""The most segments of one collective: those of very large arrays are larger, which keeps plans short."""
+"""The most segments of one collective. Very large arrays have larger segments, which keeps plans short."""
 COPYING, COMBINING = ("all_to_all", "permute", "scatter"), ("all_reduce", "reduce_scatter")
 """Collectives that read private arrays directly."""
 
@@ -56,7 +57,7 @@ class Part(NamedTuple):
     start: int
     nbytes: int = 0
     copy: int = NO_COPY
-    """The offset of its copy for peers, when the array is private: in bytes of the segment's buffer, or of the output."""
+    """The offset of its copy for peers, if the array is private: in bytes of the segment's buffer, or of the output."""
     in_output: bool = False
 
 
@@ -71,7 +72,7 @@ def segments_of(layouts: Sequence[ChunkLayout]) -> list[dict[int, ChunkLayout]]:
 
 
 def reads_directly(kind: str, layouts: Sequence[ChunkLayout], direct_reads: DirectReads | None) -> bool:
-    """True when private arrays of these layouts are read directly: a read has enough bytes, on average over the arrays."""
+    """True if private arrays of these layouts are read directly: a read has enough bytes, on average over the arrays."""
     if direct_reads is None or kind not in (*COPYING, *COMBINING):
         return False
     least = direct_reads.copied if kind in COPYING else direct_reads.combined

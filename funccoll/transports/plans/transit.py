@@ -1,9 +1,9 @@
-"""Messages of a plan: those that are under way while its code goes on, and where the code must wait for them.
+"""Messages of a plan: those in transit while its code continues, and the places where the code must wait for them.
 
-Messages are cut into pieces, so that one piece is combined while the next ones travel. The pieces go in *turns* of a few: two
-turns are under way at a time, so that what is staged stays in the caches. The code waits for a piece where
-something needs it: an instruction that touches its memory, a signal that tells another rank of it, or a wait for another rank,
-during which nothing would move it on.
+Messages are cut into pieces, so that one piece is combined while the next ones travel. The pieces go in *turns* of a few. Two
+turns are in transit at a time, so that staged data stays in the caches. The code waits for a piece when something needs it: an
+instruction that touches its memory, a signal that announces it to another rank, or a wait for another rank, because nothing
+progresses the piece meanwhile.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Message", "Transit", "pieces"]
 
 _TURN = 32
-"""Pieces of a message in one turn: measured, with two turns under way more of them are not faster."""
+"""Pieces of a message in one turn. Measured: with two turns in transit, more pieces are not faster."""
 _ALIGNMENT = 64
 _MANY = 1 << 12
 _LARGE_PIECE = 1 << 20
@@ -51,7 +51,7 @@ class Message(NamedTuple):
 
 
 class _Open(NamedTuple):
-    """A message that nothing has waited for: its memory, its number and turn, and the count of its instruction."""
+    """A message that nothing has waited for yet: its memory, its number and turn, and the count of its instruction."""
 
     begin: int
     end: int
@@ -63,7 +63,7 @@ class _Open(NamedTuple):
 
 
 def pieces(nbytes: int, rows: int, most: int) -> Iterator[tuple[int, int, int]]:
-    """(first byte, bytes, turn) of the messages of about `most` bytes in which a range travels; both ends cut it alike."""
+    """(first byte, bytes, turn) of the messages of about `most` bytes that carry a range. Both ends cut it alike."""
     if rows > 1 or nbytes <= most:
         yield 0, nbytes, 0
         return
@@ -76,7 +76,7 @@ def pieces(nbytes: int, rows: int, most: int) -> Iterator[tuple[int, int, int]]:
 
 
 class _OpenMessages:
-    """Messages that nothing has waited for, by number, and by slot in the order of their places."""
+    """Messages that nothing has waited for yet, by number, and by slot in the order of their places."""
 
     def __init__(self) -> None:
         self.of: dict[int, _Open] = {}
@@ -110,7 +110,7 @@ class Transit:
     def __init__(self, code: list[int], messages: list[Message], streams: Streams, rank: int, communicator: int):
         self.code, self.messages, self.communicator = code, messages, communicator
         self.is_idle = not streams.hosts
-        """True where there are no messages at all."""
+        """True if there are no messages at all."""
         self._open = _OpenMessages()
         self._queue: list[tuple[int, int, int]] = []  # turns that have not begun: number, first message, count
         self._turns = self._signalled = 0
@@ -133,7 +133,7 @@ class Transit:
             self._begin_until(self._queue[0][0] + 1)
 
     def cut(self, runs: list[list[tuple[int, StridedRange]]], itemsize: int) -> list[list[tuple[int, StridedRange]]]:
-        """Cut ranges where the messages that arrive there end."""
+        """Cut ranges at the ends of the messages that arrive there."""
         return [[part for slot, strided in run for part in self._cut(slot, strided, itemsize)] for run in runs]
 
     def _cut(self, slot: int, strided: StridedRange, itemsize: int) -> Iterator[tuple[int, StridedRange]]:
@@ -155,18 +155,18 @@ class Transit:
                 self._complete(self._touching(slot, offset, offset + (rows - 1) * stride + nbytes, writes))
 
     def _touching(self, slot: int, begin: int, end: int, writes: bool) -> list[_Open]:
-        """Messages that must be complete before something reads, or writes, these bytes."""
+        """Messages that must be complete before something reads or writes these bytes."""
         found = self._open.touching(False, slot, begin, end)
         return found + self._open.touching(True, slot, begin, end) if writes else found
 
     def before_wait(self) -> None:
-        """Wait for all messages, because nothing moves them on while this rank waits for another one of its host."""
+        """Wait for all messages, because nothing progresses them while this rank waits for another rank of its host."""
         self._complete([*self._open.of.values()])
 
     def may_signal(self, done: int, ends: bool) -> bool:
-        """Return whether a signal of this count has a use; what it tells of is waited for first.
+        """Return whether a signal of this count has a use. First wait for what it announces.
 
-        The first one, of the ENTER, tells where this rank is.
+        The first signal, of the ENTER, announces this rank's position.
         """
         if self.is_idle or done == 1:
             return True
@@ -177,7 +177,7 @@ class Transit:
         return needed
 
     def _begin_until(self, turn: int) -> None:
-        """Begin the turns up to this one. What was sent two turns before must have gone: no more is buffered."""
+        """Begin the turns up to this one. What was sent two turns before must be complete: no more is buffered."""
         while self._queue and self._queue[0][0] <= turn:
             number, first, count = self._queue.pop(0)
             self._emit_complete([o.number for o in self._open.of.values() if o.sends and o.turn <= number - 2])
@@ -189,7 +189,7 @@ class Transit:
             self._emit_complete([o.number for o in together])
 
     def _emit_complete(self, numbers: Iterable[int]) -> None:
-        """Wait for messages, of which some may be complete already."""
+        """Wait for messages. Some may be complete already."""
         open_, first = sorted({number for number in numbers if number in self._open.of}), 0
         for i, number in enumerate(open_):
             self._open.drop(number)

@@ -390,7 +390,7 @@ def test_an_mpi_that_cannot_be_loaded(vendor):
 
 def test_without_mpi4py(vendor):
     errors = refused(vendor, "import sys\nsys.modules['mpi4py'] = None\n" + JOIN)
-    assert f"MissingPackageError: a job on several hosts needs mpi4py, which {sys.executable} on " in errors, errors
+    assert f"MissingPackageError: a job on several hosts needs mpi4py, and {sys.executable} on " in errors, errors
     assert "pip install 'funccoll[mpi]'" in errors
 
 
