@@ -52,10 +52,15 @@ def _escaped(text: str) -> str:
 
 
 def setup(app: Any) -> dict[str, Any]:
-    """Convert docstrings before napoleon reads their sections."""
+    """Convert docstrings before napoleon reads them. Exceptions have no signature: only funccoll makes them."""
     app.connect("autodoc-process-docstring", _process, priority=100)
+    app.connect("autodoc-process-signature", _signature)
     return {"parallel_read_safe": True}
 
 
 def _process(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     lines[:] = converted(lines)
+
+
+def _signature(app: Any, what: str, name: str, *_: Any) -> tuple[str, None] | None:
+    return ("", None) if what == "exception" else None

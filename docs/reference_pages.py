@@ -7,7 +7,9 @@ import importlib
 import inspect
 import io
 import os
+import re
 from pathlib import Path
+from typing import Any
 
 import funccoll
 from funccoll import config, errors
@@ -27,8 +29,8 @@ TOPICS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "transformations": (
         "Transformations", "Functions of functions: compiled, differentiated, batched.",
         ("jit", "grad", "value_and_grad", "vjp", "jvp", "linearize", "jacfwd", "jacrev", "hessian", "vmap", "checkpoint",
-         "checkpoint_name", "checkpoint_policies", "custom_vjp", "grad_hook", "stop_gradient", "custom_primitive",
-         "pure_callback", "eval_shape", "clear_caches"),
+         "checkpoint_name", "custom_vjp", "grad_hook", "stop_gradient", "custom_primitive",
+         "pure_callback", "eval_shape", "clear_caches", ".checkpoint_policies"),
     ),
     "control_flow": (
         "Loops and branches", "Control flow whose length or way depends on values.",
@@ -82,24 +84,46 @@ def _directive(kind: str, name: str) -> str:
 
 
 def _entry(module: str, name: str) -> str:
-    thing = getattr(importlib.import_module(module), name)
-    if inspect.ismodule(thing):
-        return ""
+    thing = _member(module, name)
     kind = "autoclass" if inspect.isclass(thing) else "autofunction" if callable(thing) else "autodata"
     return _directive(kind, f"{module}.{name}")
 
 
+def _member(module: str, name: str) -> Any:
+    return getattr(importlib.import_module("funccoll.torch") if module == "funccoll.torch" else _public(module), name)
+
+
+def _public(module: str) -> Any:
+    """A module of users, which may be defined elsewhere: `funccoll.comm_hooks`."""
+    return getattr(funccoll, module.partition(".")[2]) if "." in module else funccoll
+
+
+def _summary(thing: Any) -> str:
+    """The first sentence of a docstring, for a cell of a table."""
+    first = " ".join((inspect.getdoc(thing) or "").partition("\n\n")[0].split())
+    return re.split(r"(?<=[.!?]) (?=[A-Z])", first)[0].removesuffix(":").replace("|", "\\|")
+
+
+def _table(entries: list[tuple[str, str]]) -> str:
+    """The names of a page with what they are, linked to their entries."""
+    own = lambda thing: inspect.isclass(thing) or inspect.isfunction(thing) or inspect.isbuiltin(thing)
+    things = [(f"{module}.{name}", _member(module, name)) for module, name in entries]
+    rows = [f"| {{py:obj}}`{full} <{full}>` | {_summary(thing) if own(thing) else ''} |" for full, thing in things]
+    return "\n".join(["| name | |", "|---|---|", *rows]).replace("`funccoll.", "`fc.") + "\n"
+
+
 def _topic(title: str, about: str, names: tuple[str, ...]) -> str:
+    own = [("funccoll", name) for name in names if not name.startswith(".")]
     parts = [f"# {title}\n\n{about}\n"]
-    for name in names:
-        if not name.startswith("."):
-            parts.append(_entry("funccoll", name))
-            continue
-        found = getattr(funccoll, name[1:])
+    if own:
+        parts += [_table(own), *(_entry(*entry) for entry in own)]
+    for name in (name for name in names if name.startswith(".")):
+        found = importlib.import_module("funccoll.torch") if name == ".torch" else _public(f"funccoll{name}")
         head = (inspect.getdoc(found) or "").partition("\n\n")[0]
-        parts.append(f"## `fc{name}`\n\n{head}\n")
-        parts += [_entry(found.__name__, each) for each in found.__all__]
-    return "\n".join(filter(None, parts))
+        members = [(f"funccoll{name}", each) for each in found.__all__ if not inspect.ismodule(getattr(found, each))]
+        parts += [f"## `{'funccoll' if name == '.torch' else 'fc'}{name}`\n\n{head}\n", _table(members)]
+        parts += [_entry(*entry) for entry in members]
+    return "\n".join(parts)
 
 
 def _environment() -> str:
@@ -115,14 +139,21 @@ def _environment() -> str:
 
 
 def _errors() -> str:
-    parts = [
-        "# Errors\n\nEvery error of funccoll's names the line of your code, and says what to do. All are in `fc.errors`.\n"
-    ]
-    for name in errors.__all__:
-        thing = getattr(errors, name)
-        if inspect.isclass(thing) and issubclass(thing, (Exception, Warning)):
-            parts.append(_directive("autoexception", f"funccoll.errors.{name}"))
-    return "\n".join(parts)
+    found = [(name, getattr(errors, name)) for name in errors.__all__]
+    named = [(name, thing) for name, thing in found if inspect.isclass(thing) and issubclass(thing, (Exception, Warning))]
+    rows = [f"| {{py:exc}}`{name} <funccoll.errors.{name}>` | {_summary(thing)} |" for name, thing in named]
+    return "\n".join(
+        [
+            "# Errors\n",
+            "Each message names the line of your code and the remedy. All exceptions are in `fc.errors`. They derive from",
+            "`fc.FunccollError`, and from the built-in exception that fits (`ValueError`, `TypeError`, ...).\n",
+            "| exception | cause |",
+            "|---|---|",
+            *rows,
+            "",
+            *(_directive("autoexception", f"funccoll.errors.{name}") for name, _ in named),
+        ]
+    )
 
 
 def _command_line() -> str:
@@ -139,4 +170,28 @@ def _command_line() -> str:
 
 def _index(pages: dict[str, str]) -> str:
     listed = "\n".join(pages)
-    return f"# Reference\n\nThese pages are generated from the code.\n\n```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```\n"
+    rows = []
+    for page, (title, _, names) in TOPICS.items():
+        has = ", ".join("`funccoll.torch`" if name == ".torch" else f"`fc.{name.lstrip('.')}`" for name in names)
+        rows.append(f"| [{title}]({page}.md) | {has} |")
+    rows += [
+        "| [Environment variables](environment.md) | FUNCCOLL_TIMEOUT, FUNCCOLL_DEBUG, ... |",
+        "| [Errors](errors.md) | each exception with its cause and its remedy |",
+        "| [Command line](command_line.md) | " + ", ".join(f"`funccoll {name}`" for name in COMMANDS) + " |",
+    ]
+    return "\n".join(
+        [
+            "# Reference\n",
+            "These pages are generated from the code. `help(fc.all_reduce)` prints the same text.\n",
+            "| page | has |",
+            "|---|---|",
+            *rows,
+            "",
+            "```{toctree}",
+            ":hidden:",
+            "",
+            listed,
+            "```",
+            "",
+        ]
+    )
