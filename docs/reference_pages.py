@@ -63,7 +63,7 @@ COMMANDS = ("run", "doctor", "tune", "schedule", "explain", "profile")
 
 
 def write(folder: Path) -> None:
-    """Write all pages that differ from what they should have."""
+    """Write all pages that differ from what they should have, and remove those that are left of an earlier build."""
     folder.mkdir(exist_ok=True)
     pages = {name: _topic(*topic) for name, topic in TOPICS.items()}
     pages |= {"environment": _environment(), "errors": _errors(), "command_line": _command_line()}
@@ -72,6 +72,9 @@ def write(folder: Path) -> None:
         path = folder / f"{name}.md"
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
+    for path in folder.glob("*.md"):
+        if path.stem not in pages:
+            path.unlink()
 
 
 def described() -> set[str]:
