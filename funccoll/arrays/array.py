@@ -49,7 +49,7 @@ class _ArrayMeta(type):
 
 
 class _Base:
-    """The fields of an Array: see `ArrayBase` in `_native.c`, in the place of which it stands."""
+    """The fields of an Array, for use without `ArrayBase` of `_native.c`."""
 
     __slots__ = ("_copies", "layout")
 
@@ -60,7 +60,7 @@ class _Base:
             return read_only(copies)
         try:
             return self.find_local()
-        except BaseException as error:  # this frame, too, is funccoll's
+        except BaseException as error:  # this frame is funccoll's too
             hide_frames(error)
             raise
 
@@ -94,8 +94,8 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
     _copies: Any
     layout: ArrayLayout
     _given: int
-    """A hash of the global value that this process was given, where it keeps a part of it; 0 where it keeps the whole;
-    _OWN_BLOCK where it was given its block. Not set where the value was computed."""
+    """A hash of the global value that this process was given, if it keeps only a part of it; 0 if it keeps the whole;
+    _OWN_BLOCK if it was given its block. Not set if the value was computed."""
     __array_priority__ = 100
 
     def __init__(self, layout: ArrayLayout, copies: Any):
@@ -169,7 +169,7 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
 
     @property
     def is_one_of_several_blocks(self) -> bool:
-        """True where this process holds one block, and others hold the rest of the global value."""
+        """True if this process holds one block, and others hold the rest of the global value."""
         mesh = self.sharding.mesh
         return not mesh.is_fully_addressable and any(mesh.shape[a] > 1 for a in self.sharding.varying)
 
@@ -181,7 +181,7 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
             self.layout = self.layout.of_deleted
 
     def take_copies(self) -> Any:
-        """The distinct copies, for a runtime."""
+        """Return the distinct copies, for a runtime. Raises DeletedArrayError after a donation."""
         copies = self._copies
         if copies is None:
             raise DeletedArrayError(
@@ -192,25 +192,25 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
         return copies
 
     def note_given(self, value: Any) -> None:
-        """Take note that this is the Array of a global value which all processes are given alike; nothing is kept of that."""
+        """Note that all processes are given the same global value. Only its hash is kept, at most."""
         if type(value) is np.ndarray:
             self._given = 0 if self.layout.is_whole and type(self._copies) is np.ndarray else value_hash(value)
 
     def note_given_block(self) -> None:
-        """Take note that this is the Array of a block which some other processes are given alike."""
+        """Note that some other processes are given the same block."""
         if type(self._copies) is np.ndarray:
             self._given = _OWN_BLOCK
 
     @property
     def is_of_given_block(self) -> bool:
-        """True where `given_hash` is that of this process's block."""
+        """True if `given_hash` is the hash of this process's block."""
         return getattr(self, "_given", 0) == _OWN_BLOCK
 
     def given_hash(self) -> int:
-        """A hash of what this process was given, the global value or its block, at least 1.
+        """Return a hash of what this process was given, the global value or its block, at least 1.
 
-        It is 0 where the value was computed, and where no other process has the block.
-        Computed values are not compared: ranks on different machines may round them differently.
+        It is 0 if the value was computed, or if no other process has the block. Computed values are not compared: ranks on
+        different machines may round them differently.
         """
         try:
             given = self._given
@@ -284,21 +284,21 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
     @property
     @_eager
     def __array_interface__(self) -> dict[str, Any]:
-        # NumPy asks for this before `__array__`. The data is an object, so that the consumer keeps it alive.
+        # NumPy asks for this before `__array__`. The data is an object, so the consumer keeps it alive.
         if self.dtype == bfloat16:
-            raise AttributeError("bfloat16 has no type string")  # `__array__` is asked next
+            raise AttributeError("bfloat16 has no type string")  # NumPy reads `__array__` next
         whole = np.ascontiguousarray(self.__array__())
         return {"version": 3, "shape": self.shape, "typestr": whole.dtype.str, "data": whole}
 
     def _joined(self, copies: Sequence[Any], whole: Any) -> Any:
-        """The global value, written into `whole`."""
+        """Return the global value, written into `whole`."""
         for index, block in zip(self.layout.indices, copies, strict=True):
             whole[index] = block
         return whole
 
     @_eager
     def on_gpu(self) -> Any:
-        """The global value of an Array on GPUs as one CuPy array, which must not be written to."""
+        """Return the global value of an Array on GPUs as one CuPy array, which must not be written to."""
         copies = self._copy_list()
         if len(copies) == 1 and not self.is_one_of_several_blocks:
             return copies[0]
@@ -320,7 +320,7 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        # The consumer keeps this Array alive, and so the block; a split one has none that could be kept.
+        # The consumer keeps this Array alive, and so its block. A split Array has no single block to keep.
         if self.sharding.mesh.device_type == "cpu" or len(self._copy_list()) > 1:
             raise AttributeError("only an Array on a GPU that is one block has __cuda_array_interface__")
         return self._copy_list()[0].__cuda_array_interface__
@@ -384,7 +384,7 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
         return np.asarray(self).T
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # NumPy asks for several in each call. No variable has the error: it would be a cycle
+        if name.startswith("_"):  # NumPy asks for several in each call. A variable with the error would make a cycle
             raise AttributeError(f"an Array has no attribute {name!r}.")
         with _eager:
             if name in _ELSEWHERE:
@@ -415,7 +415,7 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
             return f"Array(deleted, {head})"
         head = f"weak {head}" if self.weak else head
         what = f"block {self.sharding.mesh.process} of {self.sharding.mesh.size}: " if self.is_one_of_several_blocks else ""
-        shown = self.local if what else self._to_numpy()  # in a gradient around it as well
+        shown = self.local if what else self._to_numpy()  # also in a gradient around jitted functions
         values = np.array2string(shown, separator=", ", threshold=20, edgeitems=2, prefix=f"Array({what}")
         return f"Array({what}{values}, {head})"
 
@@ -426,7 +426,7 @@ class Array(_ArrayBase, metaclass=_ArrayMeta):
 
 
 add_operators(Array)
-Array.__hash__ = None  # type: ignore[assignment]  # equal elementwise, like an ndarray
+Array.__hash__ = None  # type: ignore[assignment]  # == is elementwise, as of an ndarray
 
 
 def _on_host(block: Any) -> np.ndarray:

@@ -15,22 +15,21 @@ from ..core.types import ArrayType
 __all__ = ["NO_MESH", "ArrayLayout", "layout_of"]
 
 NO_MESH = Mesh({}, (0,))
-"""The mesh of what is not split: of functions that are jitted without a mesh, and of `fc.asarray`."""
+"""The mesh of Arrays that are not split: of functions that are jitted without a mesh, and of `fc.asarray`."""
 
 
 @dataclass(frozen=True, eq=False)
 class ArrayLayout:
     """Global shape, dtype and sharding: everything about an Array except its data.
 
-    Compared by identity, which makes a call's cache lookup cheap; `layout_of` returns one object for equal
-    layouts.
+    Layouts are compared by identity, so the cache lookup of a call is cheap. `layout_of` returns one object for equal layouts.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype
     sharding: Sharding
     weak: type | None = None
-    """int, float or complex when it stands for a Python scalar (a counter that a training step returns): NEP 50."""
+    """int, float or complex if it stands for a Python scalar, such as a counter that a training step returns: NEP 50."""
 
     def __reduce__(self) -> Any:
         return layout_of, (self.shape, self.dtype, self.sharding, self.weak)  # a copy is the same object
@@ -46,7 +45,7 @@ class ArrayLayout:
 
     @cached_property
     def of_deleted(self) -> ArrayLayout:
-        """The same, as another object, for Arrays without data: no call cache contains it, so that using them raises."""
+        """An equal layout as another object, for Arrays without data: no call cache contains it, so using them raises."""
         return ArrayLayout(self.shape, self.dtype, self.sharding, self.weak)
 
     @cached_property
@@ -57,12 +56,12 @@ class ArrayLayout:
 
     @cached_property
     def is_one_block(self) -> bool:
-        """True where this process plays one device."""
+        """True if this process plays one device."""
         return len(self.sharding.mesh.local_devices) == 1
 
     @cached_property
     def is_whole(self) -> bool:
-        """True where all devices have the global value, so that this process has it as one block."""
+        """True if all devices have the global value, so that this process has it as one block."""
         return not self.sharding.varying
 
     @cached_property
@@ -73,7 +72,7 @@ class ArrayLayout:
         return tuple(position[tuple((a, n) for a, n in mesh.coordinates(d).items() if a in varying)] for d in range(mesh.size))
 
     def split(self, value: Any) -> Any:
-        """The copies of a global value, of NumPy's or CuPy's: one array, or a list of blocks, in C order."""
+        """Return the copies of a global NumPy or CuPy value: one array, or a list of blocks, in C order."""
         if not self.sharding.varying:
             return in_c_order(value)
         blocks = [in_c_order(value[i]) for i in self.indices]
@@ -81,7 +80,7 @@ class ArrayLayout:
 
 
 def layout_of(shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding, weak: type | None = None) -> ArrayLayout:
-    """The only ArrayLayout of these fields; raises ShardingError when the sharding does not divide the shape."""
+    """Return the only ArrayLayout of these fields. Raises ShardingError if the sharding does not divide the shape."""
     return _layout_of(shape, dtype, sharding, weak, sharding.mesh.transport)
 
 

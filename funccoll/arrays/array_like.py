@@ -19,7 +19,7 @@ _DLPACK_GPUS = (2, 13)
 
 
 def device_type_of(x: Any) -> str:
-    """The type of devices whose memory has an argument: "cuda" for what says so by DLPack or `__cuda_array_interface__`."""
+    """Return the type of devices that hold an argument: "cuda" if DLPack or `__cuda_array_interface__` says so."""
     if type(x) is Array:
         return x.sharding.mesh.device_type
     if isinstance(x, (np.ndarray, np.generic, int, float, complex, list, tuple)):
@@ -27,15 +27,18 @@ def device_type_of(x: Any) -> str:
     if hasattr(x, "__dlpack_device__"):
         try:
             return "cuda" if int(x.__dlpack_device__()[0]) in _DLPACK_GPUS else "cpu"
-        except (ValueError, BufferError):  # none that DLPack knows; reading it says so
+        except (ValueError, BufferError):  # DLPack does not know it; reading it raises
             return "cpu"
     return "cuda" if hasattr(x, "__cuda_array_interface__") else "cpu"
 
 
 def to_numpy(x: Any, what: str = "x", *, is_argument: bool = False) -> np.ndarray:
-    """Anything array-like (NumPy, DLPack, `__array_interface__`, numbers, lists) as a native NumPy array.
+    """Return anything array-like (NumPy, DLPack, `__array_interface__`, numbers, lists) as a native NumPy array.
 
-    is_argument: that of a jitted function, for which errors have other remedies.
+    Args:
+        x: The value.
+        what: Its name in messages.
+        is_argument: True for an argument of a jitted function; its errors have other remedies.
     """
     if isinstance(x, Traced):
         raise TraceError(
@@ -67,9 +70,9 @@ def to_numpy(x: Any, what: str = "x", *, is_argument: bool = False) -> np.ndarra
 
 
 def shape_and_dtype(x: Any, what: Callable[[], str]) -> tuple[tuple[int, ...], np.dtype]:
-    """The global shape and native dtype of an argument; nothing else is read of what has a dtype of NumPy's.
+    """Return the global shape and native dtype of an argument. If its dtype is NumPy's, nothing else is read of it.
 
-    `what` gives its name in messages. Raises DTypeError for an unsupported dtype, and TraceError for what is not an array.
+    `what` is its name in messages. Raises DTypeError for an unsupported dtype, and TraceError for a value that is not an array.
     """
     try:
         shape, dtype = tuple(x.shape), np.dtype(x.dtype)
@@ -78,5 +81,5 @@ def shape_and_dtype(x: Any, what: Callable[[], str]) -> tuple[tuple[int, ...], n
         return array.shape, array.dtype
     try:
         return shape, check_dtype(dtype)
-    except DTypeError:  # again, with the argument's name
+    except DTypeError:  # raises again, with the argument's name
         return shape, check_dtype(dtype, what())

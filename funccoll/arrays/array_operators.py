@@ -43,7 +43,7 @@ def _unary(function: Any) -> Any:
 
 
 def add_operators(cls: type) -> None:
-    """Give the class of Arrays NumPy's operators and methods."""
+    """Give the class of Arrays the operators and methods of NumPy's arrays."""
     for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"):
         function = getattr(operator, f"{name}_" if name in ("and", "or") else name)
         setattr(cls, f"__{name}__", _binary(cls, function))

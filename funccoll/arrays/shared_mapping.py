@@ -1,4 +1,4 @@
-"""Blocks of Arrays as users see them: read-only views, and of memory that other processes see at an address of its own."""
+"""Blocks of Arrays as users see them: read-only views. Memory that other processes see is shown at an address of its own."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["SharedMapping", "read_only"]
 
 
 class SharedMapping(mmap.mmap):
-    """Memory that other processes see, mapped twice: here, for the runtime, and as `reading`, which nothing can write.
+    """Memory that other processes see, mapped twice: for the runtime, and read-only as `reading`.
 
-    Users get arrays of `reading` alone, which the system protects. NumPy's flag would not do: `torch.from_dlpack(arr.local)`
-    takes no notice of it, and what is written into the tensor would be in the results of other ranks, and in their arguments.
+    Users get only arrays of `reading`, which the system protects. NumPy's flag is not enough, because
+    `torch.from_dlpack(arr.local)` ignores it. A write into that tensor would change the results and arguments of other ranks.
     """
 
     __slots__ = ("reading", "shift")
 
     reading: mmap.mmap
     shift: int
-    """The bytes from an address here to that of the same byte in `reading`."""
+    """The distance in bytes from an address here to that of the same byte in `reading`."""
 
 
 if extension is not None:
@@ -31,7 +31,7 @@ if extension is not None:
 
 
 class _Alias:
-    """The description, for NumPy, of an array at another address than that of the block, which lives as long as the array."""
+    """A description, for NumPy, of an array at another address than its block. The block lives as long as the array."""
 
     __slots__ = ("__array_interface__", "_block")
 
@@ -42,9 +42,9 @@ class _Alias:
 
 
 def read_only(block: Any) -> Any:
-    """Return a new view of a block that nothing can write into."""
+    """Return a new view of a block that cannot be written to."""
     if not isinstance(block, (np.ndarray, np.generic)):
-        return block  # of CuPy, which has no flag for that
+        return block  # CuPy has no flag for it
     if type(block) is not np.ndarray:
         block = np.asarray(block)
     if extension is not None:
@@ -55,6 +55,6 @@ def read_only(block: Any) -> Any:
     if type(base) is SharedMapping:
         alias = np.asarray(_Alias(block, base.shift))
         return alias if alias.dtype == block.dtype else alias.view(block.dtype)  # NumPy has no name for bfloat16
-    view = block.view()  # its shape and dtype are the caller's to change
+    view = block.view()  # the caller may change its shape and dtype
     view.flags.writeable = False
     return view

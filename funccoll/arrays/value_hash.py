@@ -1,4 +1,4 @@
-"""A hash of a global value, by which ranks compare what each of them was given: cheap, and of a large value by samples."""
+"""A hash of a global value, by which ranks compare what each was given. It is cheap: large values are sampled."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 __all__ = ["value_hash"]
 
 _WHOLE, _RUNS, _RUN = 1 << 17, 128, 64
-"""Bytes up to which a value is hashed whole; of a larger one the hash reads that many runs of that many elements."""
+"""The largest number of bytes that is hashed whole. For a larger value the hash reads that many runs of that many elements."""
 
 
 def value_hash(value: np.ndarray) -> int:
-    """A hash of an array's values in C order, at least 1. One of more than 128 KiB is read at 128 places.
+    """Return a hash of an array's values in C order, at least 1. A value of more than 128 KiB is read at 128 places.
 
-    CRC-32 is enough, because ranks err and do not cheat, and takes a thirtieth of the time of blake2.
+    CRC-32 is enough, because ranks make mistakes and do not cheat. It takes a thirtieth of the time of blake2.
     """
     if value.nbytes > _WHOLE:
         between = _RUNS - 1

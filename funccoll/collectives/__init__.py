@@ -2,16 +2,15 @@
 
 They import `primitives`, `ops` and `tracing`.
 
-Every collective takes k operands as one logical operation. `axes` are mesh axes, `size` the number p of
-devices along them, `algorithm` the schedule's name (None until the compiler chooses). A reference takes the
-shards of one group of devices in axis order (first axis outermost) and returns the shards of its outputs: p of
-them, or one when the output does not vary over `axes`. It combines as a left fold in that order, an order
-that schedules may have as well.
+Every collective takes k operands as one logical operation. `axes` are mesh axes, `size` is the number p of devices along them.
+`algorithm` is the schedule's name, None until the compiler chooses. A reference takes the shards of one group of devices in
+axis order, the first axis outermost. It returns the shards of its outputs: p of them, or one if the output does not vary over
+`axes`. It combines as a left fold in that order. Schedules may have the same order.
 
-In the files' costs n is the larger of one device's input and output in bytes; α is the time to start a message, β that
-per byte, γ that per reduced byte. The bounds hold where a device sends and receives one message at a time: Chan,
-Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice, and experience", 2007. The
-algorithms, each with its own cost, are in `schedules/library/`.
+In the files' costs, n is the larger of one device's input and output in bytes. α is the time to start a message, β the time per
+byte, γ the time per reduced byte. The bounds hold if a device sends and receives one message at a time: Chan, Heimlich,
+Purkayastha and van de Geijn, "Collective communication: theory, practice, and experience", 2007. The algorithms, each with its
+own cost, are in `schedules/library/`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """all_gather: every device gets all devices' values, concatenated in axis order along a dimension or stacked as a new one.
 
-Cost: at least ⌈log₂ p⌉α + n(p−1)/p β (Chan et al. 2007), with n the bytes of the result. On one host each device reads
-the others' blocks where they are.
+Cost: at least ⌈log₂ p⌉α + n(p−1)/p β (Chan et al. 2007), with n the bytes of the result. On one host each device reads the
+others' blocks in place.
 """
 
 from __future__ import annotations

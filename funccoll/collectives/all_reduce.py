@@ -34,7 +34,7 @@ def _reference(shards: Shards, *, op: str, combine: Combine = in_axis_order, **_
 
 
 def _winners(x: Any, out: Any, axes: tuple[str, ...], size: int) -> tuple[Any, Any]:
-    """(1 where this device's element is the extremum, 0 elsewhere; the number of devices with it). NaNs are equal here."""
+    """(1 if this device's element is the extremum, else 0; the number of devices with it). NaNs are equal here."""
     hit = ((x == out) | (np.isnan(x) & np.isnan(out))).astype(x.dtype)
     (count,) = communicate("all_reduce", hit, axes=axes, op="sum", size=size)
     return hit, count
@@ -69,7 +69,7 @@ def gradient_of_reduction(
 def tangents_of_reduction(
     tangents: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, axes, op, size, **_: Any
 ) -> list[Any]:
-    """Each device's part of the tangents of a max, min or product, whose result all devices have: they are to be summed."""
+    """Each device's part of the tangents of a max, min or product. All devices have the result; the parts are to be summed."""
     return [
         None if t is None else _weighted(t, x, out, axes, op, size) for t, x, out in zip(tangents, inputs, outs, strict=True)
     ]

@@ -1,7 +1,7 @@
 """all_to_all: every device sends its j-th block along one dimension to device j, and concatenates along another one.
 
-Cost: at least ⌈log₂ p⌉α, and at least n(p−1)/p β, but not both at once: p − 1 messages move the fewest bytes,
-⌈log₂ p⌉ messages move ½n⌈log₂ p⌉ (Bruck et al. 1997). On one host each device reads its blocks where they are.
+Cost: at least ⌈log₂ p⌉α, and at least n(p−1)/p β, but not both at once. p − 1 messages move the fewest bytes; ⌈log₂ p⌉ messages
+move ½n⌈log₂ p⌉ (Bruck et al. 1997). On one host each device reads its blocks in place.
 """
 
 from __future__ import annotations

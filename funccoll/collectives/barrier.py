@@ -1,4 +1,4 @@
-"""barrier: no device continues before all have arrived. It has no operands: an effect, which every pass keeps in its place.
+"""barrier: no device continues before all have arrived. It has no operands: every pass keeps this effect in its place.
 
 Cost: at least ⌈log₂ p⌉α and no bytes; dissemination attains it (Hensgen, Finkel and Manber 1988).
 """

@@ -125,7 +125,7 @@ def _communicate(primitive: CollectivePrimitive, x: Any, axes: tuple[str, ...], 
         values = [leaves[i] for i in positions]
         if kept:
             values = apply(values, kept, _along(kept, axes, params))
-        else:  # the operands are the result; their dtypes are checked as always
+        else:  # the operands are the result; only their dtypes are checked
             types = [value_type(value).vary(axes) for value in values]
             primitive.infer(*types, axes=axes, size=varying.axis_size(axes), algorithm=algorithm, **params)
         for i, value in zip(positions, values, strict=True):
@@ -134,7 +134,7 @@ def _communicate(primitive: CollectivePrimitive, x: Any, axes: tuple[str, ...], 
 
 
 def _along(kept: tuple[str, ...], axes: tuple[str, ...], params: dict[str, Any]) -> dict[str, Any]:
-    """The parameters of a call over `axes` as one over those that are kept: a root is a position along them."""
+    """The parameters of a call over `axes` for a call over the remaining axes: a root is a position along them."""
     if "root" not in params or kept == axes:
         return params
     sizes = {a: varying.axis_size((a,)) for a in axes}
@@ -149,7 +149,7 @@ def _pvaried(leaf: Any, axes: tuple[str, ...]) -> Any:
 
 
 def _algorithm(name: str, algorithm: str | None) -> str | None:
-    """`algorithm`, checked to be a string or None; that it exists is checked after tracing, in `compiler/`."""
+    """`algorithm`, checked to be a string or None. `compiler/` checks after tracing that it exists."""
     if algorithm is not None and not isinstance(algorithm, str):
         raise ScheduleError(
             f'{name}: algorithm={algorithm!r:.60} must be the name of an algorithm, such as "ring", or None for the '
@@ -159,7 +159,7 @@ def _algorithm(name: str, algorithm: str | None) -> str | None:
 
 
 def _dim(name: str, x: Any, dim: int, extra: int = 0, what: str = "dim") -> int:
-    """`dim` counted from either end; all leaves must have it, and must agree when it is negative."""
+    """`dim` counted from the front. All leaves must have it, and must agree if it is negative."""
     found: set[int] = set()
     for leaf in optree.tree_leaves(x):
         _check_array(name, leaf)

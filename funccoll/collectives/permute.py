@@ -1,7 +1,7 @@
 """permute: values go along pairs of a source and a destination; a device that is not a destination gets zeros.
 
-Cost: α + nβ, one message for each pair, all at the same time: every device sends once and receives once at most
-(XLA's collective-permute). On one host each destination reads its source.
+Cost: α + nβ, one message for each pair, all at the same time (XLA's collective-permute). Each device sends and receives once at
+most. On one host each destination reads its source.
 """
 
 from __future__ import annotations

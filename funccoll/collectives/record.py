@@ -1,6 +1,6 @@
 """The record of a collective: a primitive that also says how one call of it is lowered to a schedule.
 
-Passes, runtimes, selection and reports read this record; none of them knows a collective by its name or parameters.
+Passes, runtimes, selection and reports read this record, so none of them needs a collective's name or parameters.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ Combine = Callable[[int, Shards, str], Any]
 
 
 def in_axis_order(place: int, shards: Shards, op: str) -> Any:
-    """The left fold: the order in which a reference combines when no schedule gives another one."""
+    """The left fold: the order in which a reference combines if no schedule gives another one."""
     return fold(shards, op)
 
 
 @dataclass(frozen=True)
 class Lowering:
-    """One call of a collective in the terms of schedules: the kind and its options, and how arrays are cut into blocks."""
+    """One call of a collective in terms of schedules: the kind and its options, and how arrays are cut into blocks."""
 
     kind: str
     """The name in `schedules.collective.KINDS`."""
     op: str = ""
-    """The reduction; empty where data only move."""
+    """The reduction; empty if data only move."""
     root: int = 0
     pairs: tuple[tuple[int, int], ...] = ()
     cut_dim: int = 0
-    """The dimension along which a device's input is cut, where it has p blocks."""
+    """The dimension along which a device's input is cut into p blocks, if it is."""
     concat_dim: int = 0
-    """The dimension along which the output is concatenated, where it has p blocks."""
+    """The dimension along which p blocks of output are concatenated, if they are."""
     stack: bool = False
     """Blocks are concatenated along a new dimension, which the operand does not have yet."""
 
@@ -67,13 +67,14 @@ class Lowering:
 OfCopies = Literal["refused", "left out", "pvaried"]
 """The rule of a call along an axis over which its operand is equal on all devices.
 
-refused: it would combine p copies, which is seldom meant. left out: the axis changes nothing, so that the call is one over the
-other axes, or the operand itself. pvaried: a pvary makes the operand vary first; each device sends a copy of its own.
+- refused: the call raises, because it would combine p copies, which is seldom meant.
+- left out: the axis changes nothing. The call is one over the other axes, or returns the operand itself.
+- pvaried: a pvary makes the operand vary first; each device sends its own copy.
 """
 
 
 def refused(**params: Any) -> OfCopies:
-    """The rule of most collectives."""
+    """The rule of most collectives: the call raises."""
     return "refused"
 
 
@@ -91,14 +92,14 @@ def pvaried(**params: Any) -> OfCopies:
 class CollectivePrimitive(Primitive):
     """A primitive that communicates.
 
-    The `reference` of a reduction also takes `combine` (a `Combine`; by default `in_axis_order`), with which a runtime
-    passes the order of the schedule.
+    The `reference` of a reduction also takes `combine` (a `Combine`; by default `in_axis_order`). A runtime passes the order of
+    the schedule by it.
     """
 
     lower: Callable[..., Lowering]
     """Maps the collective's own parameters to its lowering."""
     of_copies: Callable[..., OfCopies] = refused
-    """Maps the collective's own parameters to what a call does along an axis over which its operand does not vary."""
+    """Maps the collective's own parameters to the rule of a call along an axis over which its operand does not vary."""
 
 
 def collective(
@@ -113,10 +114,18 @@ def collective(
     jvp: JvpRule | None = None,
     dims: Sequence[str] = (),
 ) -> CollectivePrimitive:
-    """The record of a collective with operands, whose type rule `infer` takes one of them at a time.
+    """Make the record of a collective with operands. The type rule `infer` takes one of them at a time.
 
-    `gives_own_block`: each device gets its own block of one value, as `own_slice` does without communication. `dims` are the
-    parameters that count an operand's dimensions. Without `jvp` the collective is linear.
+    Args:
+        name: The name of the primitive.
+        infer: The type rule.
+        reference: The values, in NumPy.
+        vjp: The gradient rule.
+        lower: Maps parameters to the `Lowering`.
+        of_copies: Maps parameters to the rule for operands that do not vary.
+        gives_own_block: Each device gets its own block of one value, as `own_slice` does without communication.
+        jvp: The forward derivative. Without it the collective is linear.
+        dims: The parameters that count an operand's dimensions.
     """
 
     def infer_each(*xs: ArrayType, axes: tuple[str, ...], algorithm: str | None, **params: Any) -> list[ArrayType]:
@@ -153,6 +162,6 @@ def _require_varying(name: str, x: ArrayType, axes: Sequence[str], gives_own_blo
 
 
 def lowering(eqn: Equation) -> Lowering:
-    """The lowering of an equation, which is a collective."""
+    """The lowering of an equation that is a collective."""
     assert isinstance(eqn.primitive, CollectivePrimitive)
     return eqn.primitive.lower(**{k: v for k, v in eqn.params.items() if k not in ("axes", "size", "algorithm")})

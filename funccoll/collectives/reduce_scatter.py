@@ -41,7 +41,7 @@ def _reference(shards: Shards, *, dim: int, op: str, size: int, combine: Combine
 def _require_linear(op: str, axes: Sequence[str]) -> None:
     if op not in ("sum", "mean"):
         raise VaryingError(
-            f'reduce_scatter with op="{op}" has no gradient here. Use all_reduce(x, {axes!r}, op="{op}"), which has '
+            f'reduce_scatter with op="{op}" has no gradient. Use all_reduce(x, {axes!r}, op="{op}"), which has '
             "one, and take your own block of its result."
         )
 
