@@ -1,4 +1,4 @@
-"""Transformations of functions: gradients (`autodiff`), batches, control flow, callbacks, primitives of the user's own.
+"""Transformations of functions: gradients (`autodiff`), batches, control flow, callbacks, users' own primitives.
 
 They import `tracing` and `collectives`, and know nothing of execution.
 """

@@ -35,7 +35,7 @@ def _check_axes(axes: Any, what: str, name: str) -> None:
 
 
 def _for_leaves(axes: Any, tree: Any, what: str, of: str, name: str) -> list[int | None]:
-    """One axis for each leaf of `tree`, from axes that are a pytree prefix of it (JAX's rule)."""
+    """Return one axis for each leaf of `tree`, from axes that are a pytree prefix of it (JAX's rule)."""
     try:
         each = optree.broadcast_prefix(axes, tree, none_is_leaf=True)
     except ValueError:
@@ -56,7 +56,7 @@ def _dimension(axis: int, shape: tuple[int, ...], what: str) -> int:
 
 
 def _size(leaves: Sequence[Any], axes: Sequence[int | None], names: Sequence[str], axis_size: int | None, name: str) -> int:
-    """The length of the batch, on which all leaves must agree; raises ShapeError, which names them."""
+    """Return the length of the batch. Raises ShapeError with the names of leaves that disagree."""
     sizes = {
         path: x.shape[_dimension(axis, x.shape, f"{name}: {path}")]
         for x, axis, path in zip(leaves, axes, names, strict=True)
@@ -158,7 +158,7 @@ def vmap(
 
 
 def _placed(value: Any, batched: bool, axis: int | None, path: str, size: int, name: str) -> Any:
-    """A result with the batch at `axis`."""
+    """Return a result with the batch at `axis`."""
     if axis is None:
         if batched:
             raise ShapeError(

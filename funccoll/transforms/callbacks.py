@@ -1,4 +1,4 @@
-"""Callbacks: functions in Python that a compiled program calls with the values of arrays."""
+"""Callbacks: Python functions that a compiled program calls with the values of arrays."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _infer(*xs: ArrayType, fn: Callable, types: tuple[ArrayType, ...], **trees: 
 def _call(
     *xs: np.ndarray, fn: Callable, types: tuple[ArrayType, ...], in_tree: optree.PyTreeSpec, out_tree: optree.PyTreeSpec
 ) -> list[np.ndarray]:
-    # Copies, of arguments and of results, which the function may keep or write into: the program reuses its own memory.
+    # The function may keep or write to these copies of arguments and results: the program reuses its own memory.
     copy = partial(np.array, order="C")
     results, found = optree.tree_flatten(fn(*in_tree.unflatten(map(copy, xs))))
     if found != out_tree:

@@ -1,7 +1,7 @@
 """Control flow in traced functions: scan, fori_loop, while_loop, cond, switch, with JAX's signatures.
 
-A body is traced once, and again only while the `varying` of a carry grows or a carry turns out not to be a Python scalar. In a
-program it is a program of its own, so compilation takes as long for 5,000 iterations as for one.
+A body is traced once. It is traced again only while the `varying` of a carry grows, or if a carry turns out not to be a Python
+scalar. In a program the body is a program of its own, so compilation takes as long for 5,000 iterations as for one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Carry:
         self.types = [value_type(x) for x in self.values]
 
     def flatten(self, result: Any) -> list[Any]:
-        """The leaves of what the body returns; raises PytreeError for another structure than init's."""
+        """Return the leaves of the body's result. Raises PytreeError if its structure is not that of init."""
         leaves, tree = flatten_outputs(result, self.name)
         if tree != self.tree:
             raise PytreeError(
@@ -54,7 +54,7 @@ class _Carry:
         return leaves
 
     def settle(self, outs: list[Any], varying: frozenset[str]) -> tuple[list[Any], bool]:
-        """The results of the body in the types of the carry, and whether these have grown, so that it is traced again."""
+        """Return the results of the body in the types of the carry, and whether these grew: then the body is traced again."""
         settled, before = [], (list(self.types), list(self.weak))
         for k, out in enumerate(outs):
             found, type, weak = value_type(out), self.types[k], scalar_type(out)
@@ -78,7 +78,7 @@ class _Carry:
         )
 
     def begins_equal(self, error: VaryingError, entering: Sequence[Any]) -> VaryingError:
-        """The error about a collective's equal operand in words for one that comes from the carry, which begins equal."""
+        """Return the error about a collective's equal operand in words for an operand from the carry, which begins equal."""
         comes_from = {x.variable for x in error.operands if isinstance(x, Tracer)}
         recorded: Sequence[Equation] = entering[0].frame.equations if entering else ()
         for eqn in reversed(recorded):
@@ -102,7 +102,7 @@ class _Carry:
         return self.unflatten(_with_values(outs, self.weak))
 
     def entering(self) -> list[Any]:
-        """The values of init in the types that the body takes."""
+        """Return the values of init in the types that the body takes."""
         pairs = zip(self.values, self.types, self.weak, strict=True)
         return [pvary_to(x if x.dtype == t.dtype and weak else _converted(self.what, x, t.dtype), t) for x, t, weak in pairs]
 
@@ -117,19 +117,19 @@ def _rank(dtype: np.dtype) -> int:
 
 
 def _takes(dtype: np.dtype, weak: type | None) -> bool:
-    """True when a Python scalar of type `weak` takes this dtype where both meet (NEP 50)."""
+    """True if a Python scalar of type `weak` takes this dtype when they meet (NEP 50)."""
     return weak is not None and _rank(np.dtype(weak)) <= _rank(dtype)
 
 
 def _converted(what: str, x: Any, dtype: np.dtype) -> Any:
-    """A value that stands for a Python scalar, in the dtype that it meets; raises DTypeError where it does not fit."""
+    """Return a value that stands for a Python scalar, in the dtype that it meets. Raises DTypeError if it does not fit."""
     if isinstance(x, np.ndarray) and x.dtype.kind in "iu" and dtype.kind in "iu" and np.any(x.astype(dtype) != x):
         raise DTypeError(f"{what}: the Python integer {x} does not fit {dtype}, the dtype of the arrays that it meets.")
     return astype(x, dtype)
 
 
 def _as_scalars(results: Sequence[Any], weak: Sequence[type | None]) -> Sequence[Any]:
-    """Results, of which traced ones stand for Python scalars of these types."""
+    """Return results; traced ones stand for Python scalars of these types."""
     for x, kind in zip(results, weak, strict=True):
         if kind and isinstance(x, Traced):
             x.weak = kind
@@ -251,7 +251,7 @@ def _scan(
 
 
 def _with_values(values: Sequence[Any], weak: Sequence[type | None]) -> list[Any]:
-    """Traced arrays, in a trace with values, of which some stand for Python scalars of these types."""
+    """Return traced arrays in a trace with values; some stand for Python scalars of these types."""
     trace: Any = current_interpreter()
     return [
         x if isinstance(x, Traced) else trace.constant(as_traceable(x), x, kind) for x, kind in zip(values, weak, strict=True)
@@ -259,7 +259,7 @@ def _with_values(values: Sequence[Any], weak: Sequence[type | None]) -> list[Any
 
 
 def _python_scan(carry: _Carry, f: Callable[[Any, Any], tuple[Any, Any]], rows: list[Any], reverse: bool) -> Any:
-    """A scan as a loop of Python's, in a trace with values."""
+    """A scan as a Python loop, in a trace with values."""
     state, found = carry.tree.unflatten(_with_values(carry.values, carry.weak)), []
     for row in reversed(rows) if reverse else rows:
         result = f(state, row)
@@ -272,7 +272,7 @@ def _python_scan(carry: _Carry, f: Callable[[Any, Any], tuple[Any, Any]], rows: 
 
 
 def _decided(value: Any) -> Any:
-    """A decision that all devices make alike, in a trace with values; None where they differ."""
+    """Return the decision that all devices share, in a trace with values; None if devices differ."""
     leaf = as_traceable(value)
     try:
         return int(leaf)
@@ -354,7 +354,7 @@ def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], i
 
 
 def _predicate(what: str, name: str, value: Any) -> Any:
-    """A boolean scalar, or an error that says what it is instead."""
+    """Return a boolean scalar, or raise an error that says what it is instead."""
     leaves, tree = flatten_outputs(value, name)
     if not tree.is_leaf():
         raise PytreeError(f"{what}: {name} must return one boolean, not a pytree of structure {tree}.")
@@ -541,7 +541,7 @@ def _choose(what: str, index: Any, branches: Sequence[Callable[..., Any]], opera
 def _common(
     what: str, names: Sequence[str], where: str, outs: Sequence[tuple[ArrayType, Any]], varying: frozenset[str]
 ) -> tuple[ArrayType, type | None]:
-    """The type of a result of several branches: Python scalars take the type of the others; alone they stay scalars."""
+    """Return the type of a result of several branches. Python scalars take the type of the others; alone they stay scalars."""
     widest = max(outs, key=lambda out: _rank(out[0].dtype))
     first, kind = next(((type, None) for type, weak in outs if not weak), widest)
     for name, (type, weak) in zip(names, outs, strict=True):

@@ -1,4 +1,4 @@
-"""Primitives of the user's own: a type rule, a NumPy function, a gradient, a rule for batches."""
+"""Users' own primitives: a type rule, a NumPy function, a gradient, a rule for batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .callbacks import check_results
 __all__ = ["USERS_PRIMITIVES", "custom_primitive"]
 
 USERS_PRIMITIVES: set[Primitive] = set()
-"""The primitives that users have defined, which may be defined again under their names."""
+"""The primitives that users have defined. They may be defined again under their names."""
 
 
 def custom_primitive(
@@ -153,7 +153,7 @@ def custom_primitive(
 
 
 def _own(result: Any, arguments: Sequence[np.ndarray]) -> np.ndarray:
-    """A result as an array that the program may write into, in C order: not an argument, nor a view."""
+    """Return a result as an array that the program may write to, in C order: neither an argument nor a view."""
     array = np.asarray(result)
     own = array.flags.owndata and array.flags.c_contiguous and not any(array is x for x in arguments)
     return array if own else np.array(array, order="C")
@@ -162,7 +162,7 @@ def _own(result: Any, arguments: Sequence[np.ndarray]) -> np.ndarray:
 def _transpose_of(
     push: Callable[..., list[Any]], cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], params: Any
 ) -> list[Any]:
-    """The cotangents of the inputs, from those of the outputs, by the transpose of the forward derivative."""
+    """Return the cotangents of the inputs from those of the outputs, by the transpose of the forward derivative."""
     places = [i for i, x in enumerate(inputs) if is_inexact(x.dtype)]
     wanted: list[int] = []
 
@@ -182,7 +182,7 @@ def _transpose_of(
 
 
 def _checked(value: Any, like: Any, returned: str, of: str) -> Any:
-    """The result of a user's rule for an array, which must have that array's type."""
+    """Return the result of a user's rule for an array. It must have that array's type."""
     value = as_traceable(value)
     if tuple(value.shape) != tuple(like.shape) or value.dtype != like.dtype:
         raise TraceError(

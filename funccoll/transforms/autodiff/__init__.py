@@ -1,4 +1,4 @@
-"""Derivatives of programs: reverse and forward mode, checkpoints, rules of the user's own.
+"""Derivatives of programs: reverse and forward mode, checkpoints, users' own rules.
 
 It imports `batching` beside what all of `transforms` does.
 """

@@ -1,7 +1,7 @@
 """The walk backwards through a program, and the run forwards that it needs.
 
-The program is run through `bind`, so that an enclosing trace records it, and then walked backwards, calling each
-primitive's gradient rule. The rules are written with public operations, so that derivatives can be differentiated again.
+The run goes through `bind`, so that an enclosing trace records it. The walk calls each primitive's gradient rule. Rules are
+written with public operations, so that derivatives can be differentiated again.
 """
 
 from __future__ import annotations
@@ -26,26 +26,27 @@ __all__ = ["RULES", "SPLIT", "Backward", "active_variables", "pvary_to", "run_fo
 _NOTHING: Mapping[Any, Any] = {}
 
 SPLIT: dict[str, Callable[..., Any]] = {}
-"""Operations on global values that are split, which run on their mesh (`compiler/program_calls.py` gives them): `add(x, y)`
-of two that are split alike, `zeros(type, sharding)`, and `move(x, sharding)`."""
+"""Operations on global values that are split. They run on the values' mesh (`compiler/program_calls.py` defines them):
+`add(x, y)` of two values that are split alike, `zeros(type, sharding)`, and `move(x, sharding)`."""
 
 RULES: dict[Primitive, Callable[..., tuple[list[Any], Callable[[list[Any]], Sequence[Any]]]]] = {}
 """Rules of primitives that run programs: (equation, values, which of them are active, `unreduced`) -> (outputs, pullback).
 
 The pullback takes the cotangents of the outputs, None for zero, to those of the inputs.
 
-Along the axes `unreduced` cotangents stay partial sums: devices that decided differently cannot sum them where they are. In
-such a branch each device has its own part of the cotangent of a value that is equal on all of them; what surrounds it sums
-them."""
+Cotangents stay partial sums along the axes `unreduced`, because devices that decided differently cannot sum them there. In such
+a branch each device has its own part of the cotangent of a value that is equal on all of them. The surrounding program sums the
+parts.
+"""
 
 
 def zeros(type: ArrayType) -> Any:
-    """Zeros of a type, varying over its axes."""
+    """Return zeros of a type, varying over its axes."""
     return pvary_to(np.zeros(type.shape, type.dtype), type)
 
 
 def pvary_to(value: Any, type: ArrayType) -> Any:
-    """`value` marked as varying over every axis of `type`."""
+    """Return `value`, marked as varying over every axis of `type`."""
     missing = type.varying - value_type(value).varying
     return pvary(value, [a for a in current_interpreter().axis_sizes if a in missing]) if missing else value
 
@@ -61,9 +62,9 @@ def run_forward(
     known: Mapping[Atom, Any] = _NOTHING,
     unreduced: frozenset[str] = frozenset(),
 ) -> tuple[list[Any], dict[Var, Any], dict[Equation, Any]]:
-    """Run the program through `bind`; returns outputs, every variable's value, and custom rules' residuals.
+    """Run the program through `bind`. Returns outputs, every variable's value, and custom rules' residuals.
 
-    Equations whose results are all `known` are left out.
+    Equations whose results are all `known` are skipped.
     """
     residuals: dict[Equation, Any] = {}
     interpreter = current_interpreter()
@@ -84,7 +85,7 @@ def run_forward(
 
 
 def active_variables(program: Program, inputs: Collection[Var] | None = None) -> set[Atom]:
-    """The variables that depend differentiably on an input, or on one of these inputs."""
+    """Return the variables that depend differentiably on an input, or on one of these inputs."""
     active: set[Atom] = {v for v in (program.inputs if inputs is None else inputs) if is_inexact(v.type.dtype)}
     for eqn in program.equations:
         differentiable = eqn.primitive.vjp is not None or eqn.primitive in (custom_vjp_p, checkpoint_p, *RULES)
@@ -99,8 +100,8 @@ def active_variables(program: Program, inputs: Collection[Var] | None = None) ->
 class Backward:
     """One walk from output cotangents to input cotangents.
 
-    The cotangents of a value are summed in the order in which the walk meets its uses, the last one first. Pieces, from slices
-    and gathers, are kept until the walk needs the sum; then they are added in that order to the sum of all others.
+    The walk sums the cotangents of a value in the order in which it reaches the value's uses, the last use first. Pieces, from
+    slices and gathers, are kept until the walk needs the sum. Then they are added in that order to the sum of all others.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class Backward:
         self.pending = self._count_uses() if self.hooks else {}
 
     def _count_uses(self) -> dict[Equation, int]:
-        """For each hook, the number of uses of its outputs whose cotangents are still to come."""
+        """For each hook, count the uses of its outputs whose cotangents are still to come."""
         pending = dict.fromkeys(self.hooks.values(), 0)
         for eqn in self.program.equations:
             for atom in eqn.inputs:
@@ -127,7 +128,7 @@ class Backward:
         return pending
 
     def add(self, var: Var, ct: Any) -> None:
-        """Accumulate a cotangent: an array, a Piece, or a function that gives an array."""
+        """Accumulate a cotangent: an array, a Piece, or a function that returns an array."""
         if isinstance(ct, Piece):
             self.pieces.setdefault(var, []).append((ct, current_source()))
             return
@@ -136,7 +137,7 @@ class Backward:
         self.cts[var] = ct if known is None else known + ct if sharding_of(ct) is None else SPLIT["add"](known, ct)
 
     def take(self, var: Var) -> Any:
-        """Return the sum of a value's cotangents and forget them; None where there are none."""
+        """Return the sum of a value's cotangents and forget them; None if there are none."""
         total, pieces = self.cts.pop(var, None), self.pieces.pop(var, None)
         if pieces is None:
             return total
@@ -201,7 +202,7 @@ class Backward:
     def transpose_again(self, eqn: Equation, cts: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Run a checkpointed function again, and walk backwards through it.
 
-        The walk goes on with the sums of this one, so that all is added in the order that it has without the checkpoint.
+        The inner walk continues with the sums of this one, so the order of additions is that without the checkpoint.
         """
         program, kept = eqn.params["program"], eqn.params["results"]
         again = behind([*inputs, *outputs[kept:]], cts)
@@ -217,15 +218,17 @@ class Backward:
         walk.run(cts)
         for mine, theirs in ((self.cts, walk.cts), (self.pieces, walk.pieces)):
             mine.update((a, theirs.pop(v)) for a, v in operands.items() if v in theirs)
-        for atom, var in pairs:  # of operands that were passed twice
+        for atom, var in pairs:  # operands may be passed twice
             for ct in (walk.cts.get(var), *(piece for piece, _ in walk.pieces.get(var, ()))):
                 if ct is not None:
                     self.add(atom, ct)
 
 
 def behind(values: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-    """`values` again, as results of an equation that also reads `others`: what is computed from them is not moved before those,
-    nor merged with what is computed from the values themselves."""
+    """Return `values` as results of an equation that also reads `others`.
+
+    Operations on them are neither moved before the `others` nor merged with operations on the values themselves.
+    """
     traced = [v for v in values if isinstance(v, Traced)]
     if not traced:
         return [*values]

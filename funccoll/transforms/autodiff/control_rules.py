@@ -1,7 +1,7 @@
 """Gradients of control flow.
 
-The body of a loop is differentiated like a function: its forward pass also returns what its backward pass needs of it, which is
-staged as a program of its own. A scan stacks these residuals, and another scan in the other direction reads them.
+The body of a loop is differentiated like a function. Its forward pass also returns what its backward pass needs, which is
+staged as a program of its own. A scan stacks these residuals, and another scan in the opposite direction reads them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = ["Transposed", "differentiated"]
 class Transposed:
     """A program's backward pass, as a program.
 
-    Its constants are `needs`: inputs of the program by number, None for residuals, in their order, or other values. `takes` and
-    `gives` say which outputs have cotangents, and which inputs get them.
+    Its constants are `needs`: inputs of the program by number, None for residuals, in their order, or other values. `takes`
+    says which outputs have cotangents, `gives` which inputs get them.
     """
 
     program: Program
@@ -51,11 +51,16 @@ def differentiated(
     kept: Sequence[bool],
     unreduced: frozenset[str] = frozenset(),
 ) -> tuple[Program, list[Any], Transposed]:
-    """The program whose outputs also are the residuals, what it captures, and the backward pass.
+    """Return the program with residuals among its outputs, what it captures, and the backward pass.
 
-    `inputs`: those that are active; `always`: those that get zeros where they have no cotangent; `kept`: those that
-    the backward pass has anyway, so that they are not residuals. What the program captures is constant. Cotangents stay
-    partial sums along the axes `unreduced`.
+    What the program captures is constant. Cotangents stay partial sums along the axes `unreduced`.
+
+    Args:
+        program: The program.
+        inputs: The inputs that are active.
+        always: The inputs that get zeros if they have no cotangent.
+        kept: The inputs that the backward pass has anyway, so that they are not residuals.
+        unreduced: Axes.
     """
     active: set[Atom] = active_variables(program, list(compress(program.inputs, inputs)))
     made: list[Transposed] = []
@@ -98,7 +103,7 @@ def _wide(type: ArrayType, axes: frozenset[str]) -> ArrayType:
 
 
 def _cotangent(ct: Any, type: ArrayType, unreduced: frozenset[str]) -> Any:
-    """A cotangent, None for zero, of a value of this type, in the type that it has with partial sums along `unreduced`."""
+    """Return a cotangent (None for zero) of a value of this type, as a type with partial sums along `unreduced`."""
     wide = _wide(type, unreduced)
     return zeros(wide) if ct is None else pvary_to(ct, wide)
 
@@ -112,7 +117,7 @@ def _scan_rule(
     consts, carry, length = (eqn.params[k] for k in ("consts", "carry", "length"))
     body, first = eqn.params["body"], consts + carry
     inputs = list(active)
-    while True:  # a carry is active as well when an iteration makes it so
+    while True:  # a carry is also active if an iteration makes it so
         found = active_variables(body, list(compress(body.inputs, inputs)))
         grown = [a in found and is_inexact(v.type.dtype) for a, v in zip(body.outputs, body.inputs[consts:first], strict=False)]
         if all(g <= known for g, known in zip(grown, inputs[consts:first], strict=True)):
@@ -190,7 +195,7 @@ def _cond_rule(
     decided = value_type(index).varying
     made = [differentiated(branch, inputs, inputs, every, unreduced | decided) for branch in eqn.params["branches"]]
     count = len(eqn.outputs)
-    # A place for each residual of a branch, which other branches may use for one of their own of its type.
+    # Each residual of a branch gets a place. Other branches may use it for a residual of the same type.
     slots: list[ArrayType] = []
     places: list[list[int]] = []
     for program, _, _ in made:

@@ -1,4 +1,4 @@
-"""Forward derivatives of control flow: its programs also take tangents along."""
+"""Forward derivatives of control flow: its programs also carry tangents along."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__: list[str] = []
 
 
 def _with_tangents(program: Program, flags: Sequence[bool], wanted: Sequence[bool]) -> tuple[Program, list[Any], list[bool]]:
-    """A program that takes its inputs and tangents of those in `flags`, in that order, to outputs and their tangents.
+    """Return a program from inputs, and tangents of those in `flags`, to outputs and their tangents.
 
-    It gives those that are `wanted`, as zeros if need be, and those that there are. Returns what it captures, and which those
-    are.
+    The program returns the tangents that are `wanted`, as zeros if need be, and all others that exist. This function also
+    returns what it captures, and which outputs have tangents.
     """
     gives: list[bool] = []
 
@@ -38,7 +38,7 @@ def _with_tangents(program: Program, flags: Sequence[bool], wanted: Sequence[boo
 
 
 def _until_settled(body: Program, flags: list[bool], carry: slice) -> tuple[Program, list[Any], list[bool]]:
-    """The body of a loop with tangents; `flags`, which are updated, also have those of its carry that an iteration makes so."""
+    """Return the body of a loop with tangents. `flags` grow by the carries to which an iteration gives a tangent."""
     count = carry.stop - carry.start
     rest = [False] * (len(body.outputs) - count)
     while True:
@@ -49,13 +49,13 @@ def _until_settled(body: Program, flags: list[bool], carry: slice) -> tuple[Prog
 
 
 def _of_carry(tangents: Sequence[Any], flags: Sequence[bool], body: Program, carry: slice) -> list[Any]:
-    """The tangents of a carry that enters, zeros where there is none."""
+    """Return the tangents of a carry that enters, zeros if there are none."""
     triples = zip(tangents[carry], body.inputs[carry], flags[carry], strict=True)
     return [zeros(v.type) if t is None else t for t, v, f in triples if f]
 
 
 def _regrouped(program: Program, groups: Sequence[int], flags: Sequence[bool], outputs: int, gives: Sequence[bool]) -> Program:
-    """The program with the tangents of each group of inputs right behind it, and those of carries behind carries."""
+    """Return the program with the tangents of each group of inputs right after it, and those of carries after the carries."""
     count = len(flags)
     inputs, tangents = program.inputs[:count], iter(program.inputs[count:])
     paired = [(v, next(tangents) if f else None) for v, f in zip(inputs, flags, strict=True)]
@@ -129,7 +129,7 @@ def _push_while(eqn: Equation, values: Sequence[Any], tangents: Sequence[Any]) -
 def _push_cond(eqn: Equation, values: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     branches, flags = eqn.params["branches"], [t is not None for t in tangents[1:]]
     gives = [False] * len(eqn.outputs)
-    while True:  # each branch gives the tangents that any of them gives
+    while True:  # each branch returns the tangents that any branch has
         made = [_with_tangents(branch, flags, gives) for branch in branches]
         every = [any(each) for each in zip(*(found for _, _, found in made), strict=True)]
         if every == gives:

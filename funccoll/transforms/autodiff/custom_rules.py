@@ -1,4 +1,4 @@
-"""Gradient rules of the user's own: custom_vjp, grad_hook, stop_gradient."""
+"""Users' own gradient rules: custom_vjp, grad_hook, stop_gradient."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def grad_hook(xs: Any, hook: Callable[[Any], Any], axis: Axes) -> Any:
 
 
 def _by_position(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any], name: str) -> tuple:
-    """The arguments of a call by position, up to the last one that is given; defaults stand where one is left out."""
+    """Return the arguments of a call by position, up to the last one that is given, with defaults for those left out."""
     try:
         signature = inspect.signature(fn)
         bound = signature.bind(*args, **kwargs)
@@ -202,7 +202,7 @@ class custom_vjp:
 
         leaves, treedef, flat, info = flatten_function(lambda *values: self.fn(*arguments(values)), given, False, name)
         program, captured = stage(flat, [value_type(v) for v in leaves], label=name, values=leaves)
-        # Captured values become further inputs, without a gradient.
+        # Captured values become more inputs, without a gradient.
         closed = program.replace(constants=(), inputs=(*program.inputs, *(v for v, _ in program.constants)))
         out_tree = info["out_tree"]
 

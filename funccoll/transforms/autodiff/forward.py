@@ -1,8 +1,8 @@
 """Forward-mode differentiation: jvp, linearize.
 
-A function is staged to a program and run through `bind`, and a walk in the same order takes tangents along: each primitive's
-`jvp` rule, or the transpose of its `vjp` rule, which is linear in the cotangents. Rules use public operations, so derivatives
-can be differentiated again.
+A function is staged to a program and run through `bind`, and a walk in the same order carries tangents along. It uses each
+primitive's `jvp` rule, or the transpose of its `vjp` rule, because that is linear in the cotangents. Rules use public
+operations, so derivatives can be differentiated again.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ RULES: dict[Primitive, Callable[..., tuple[list[Any], list[Any]]]] = {}
 """Rules of primitives that run programs: (equation, values, tangents of inputs) -> (outputs, their tangents). None is zero."""
 
 Tangents = dict[Var, Any]
-"""The tangent of each variable that has one; it is zero for the others."""
+"""The tangent of each variable that has one; the others' are zero."""
 
 
 # ---------------------------------------------------------------- equations
 
 
 def _has_tangents(eqn: Equation, known: Mapping[Var, Any] | set[Var]) -> bool:
-    """True when outputs of an equation depend differentiably on variables that are known to have tangents."""
+    """True if outputs of an equation depend differentiably on variables that are known to have tangents."""
     rule = eqn.primitive.jvp or eqn.primitive.vjp or eqn.primitive is custom_vjp_p or eqn.primitive in RULES
     reached = any(isinstance(a, Var) and a in known for a in eqn.inputs)
     return bool(rule) and reached and any(is_inexact(v.type.dtype) for v in eqn.outputs)
@@ -70,9 +70,9 @@ def _push(eqn: Equation, known: Tangents, inputs: Sequence[Any], outputs: Sequen
 def _transposed(
     eqn: Equation, pull: Callable[[list[Any]], Sequence[Any]], tangents: Sequence[Any], users: str = ""
 ) -> list[Any]:
-    """The tangents of the outputs, by the transpose of `pull`: a linear map from all outputs' cotangents to the inputs'.
+    """Return the tangents of the outputs, by the transpose of `pull`: a linear map from all outputs' cotangents to the inputs'.
 
-    Where it is the rule of a function of the user's own, of name `users`, raises unless it is linear.
+    If `pull` is the rule of a user's function named `users`, this raises unless the rule is linear.
     """
     given = [(i, a.type, t) for i, (a, t) in enumerate(zip(eqn.inputs, tangents, strict=True)) if t is not None]
     wanted = [k for k, var in enumerate(eqn.outputs) if is_inexact(var.type.dtype)]
@@ -96,9 +96,9 @@ def _transposed(
 
 
 def _require_linear(fn: Callable[..., list[Any]], points: Sequence[Any], cotangents: Sequence[ArrayType], name: str) -> None:
-    """Raise unless the derivatives of a flat function are the same at every point: no operation of theirs reads the point.
+    """Raise unless the derivatives of a flat function are the same at every point, so no operation of theirs reads the point.
 
-    Loops and branches are not looked into, because they may carry the point without need.
+    Loops and branches are not searched, because they may carry the point without using it.
     """
 
     def derivative(*values: Any) -> list[Any]:
@@ -111,8 +111,8 @@ def _require_linear(fn: Callable[..., list[Any]], points: Sequence[Any], cotange
             needed.update(a for a in eqn.inputs if isinstance(a, Var))
     if needed.intersection(program.inputs[: len(points)]):
         raise TraceError(
-            f"jvp: the backward rule of {name} is not linear in the cotangent (it clips, rounds or normalizes it), and is the "
-            "transpose of no forward derivative. Use reverse mode (fc.grad, fc.jacrev), or the function without the rule."
+            f"jvp: the backward rule of {name} is not linear in the cotangent (it clips, rounds or normalizes it), so no "
+            "forward derivative is its transpose. Use reverse mode (fc.grad, fc.jacrev), or the function without the rule."
         )
 
 
@@ -126,7 +126,7 @@ def _read(atoms: Sequence[Atom], known: Tangents) -> list[Any]:
 def push_forward(
     program: Program, constants: Sequence[Any], primals: Sequence[Any], tangents: Sequence[Any]
 ) -> tuple[list[Any], list[Any]]:
-    """Outputs of a program, and their tangents (None: zero) from those of its inputs."""
+    """Return the outputs of a program, and their tangents (None: zero) from those of its inputs."""
     interpreter = current_interpreter()
     known: Tangents = {v: t for v, t in zip(program.inputs, tangents, strict=True) if t is not None}
 
@@ -153,7 +153,7 @@ def push_forward(
 def _linearized(
     program: Program, constants: Sequence[Any], primals: Sequence[Any]
 ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
-    """Outputs of a program, and the map from tangents of its inputs to those of its outputs (None: zero)."""
+    """Return the outputs of a program, and the map from tangents of its inputs to those of its outputs (None: zero)."""
     interpreter = current_interpreter()
     active = {v for v in program.inputs if is_inexact(v.type.dtype)}
     residuals: dict[Equation, Any] = {}
@@ -183,7 +183,7 @@ def _linearized(
 
 
 def _checked(tangents: Any, treedef: Any, types: Sequence[ArrayType], name: str) -> list[Any]:
-    """The leaves of tangents; None for integers, which have none."""
+    """Return the leaves of tangents; None for integers, because they have none."""
     leaves, found = optree.tree_flatten(tangents)
     if found != treedef:
         raise PytreeError(

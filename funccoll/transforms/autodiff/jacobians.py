@@ -1,7 +1,7 @@
 """Matrices of derivatives: jacfwd, jacrev, hessian.
 
-One column, or row, of the Jacobian is a derivative along a unit tangent, or a gradient of one output; all of them at once are a
-`vmap` over the unit vectors.
+One column of the Jacobian is a derivative along a unit tangent, and one row is a gradient of one output. All of them at once
+are a `vmap` over the unit vectors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["hessian", "jacfwd", "jacrev"]
 
 
 def _unit_vectors(types: Sequence[ArrayType]) -> list[np.ndarray]:
-    """For each of some arrays its part of all unit vectors of their common space: shape (n, *shape), n elements in all."""
+    """Return for each array its part of all unit vectors of the common space: shape (n, *shape), n elements in all."""
     count, start, parts = sum(t.size for t in types), 0, []
     for t in types:
         part = np.zeros((count, t.size), t.dtype)
@@ -35,7 +35,7 @@ def _unit_vectors(types: Sequence[ArrayType]) -> list[np.ndarray]:
 
 
 def _split(values: Any, dim: int, types: Sequence[ArrayType]) -> list[Any]:
-    """Blocks along a dimension of n unit vectors, one for each array, with that array's dimensions in its place."""
+    """Return blocks along a dimension of n unit vectors, one for each array. The array's dimensions replace that dimension."""
     ends = np.cumsum([t.size for t in types])
     lead = (slice(None),) * dim
     blocks = [values[(*lead, slice(int(end) - t.size, int(end)))] for end, t in zip(ends, types, strict=True)]
@@ -104,7 +104,7 @@ class _Chosen:
 
 
 def _result_types(chosen: _Chosen, result: Any) -> tuple[list[ArrayType], optree.PyTreeSpec]:
-    """The types of the result's leaves, which must have derivatives, and its structure."""
+    """Return the types of the result's leaves, which must have derivatives, and its structure."""
     leaves, treedef = optree.tree_flatten(result)
     types = [value_type(y) for y in leaves]
     for t, shown in zip(types, path_names("result", treedef), strict=True):

@@ -1,7 +1,7 @@
-"""Checkpoint (remat): functions whose values the backward pass computes again, to need less memory.
+"""Checkpoint (remat): the backward pass computes the values of a function again, to need less memory.
 
-In a program such a call is one equation with the function's program; the walk backwards runs it again (`backward`), behind an
-optimization barrier that keeps passes from merging it with the first run or moving it forwards.
+In a program such a call is one equation with the function's program. The walk backwards runs it again (`backward`), behind an
+optimization barrier. The barrier keeps passes from merging it with the first run or moving it forwards.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _call(
     extended = closed.replace(outputs=(*program.outputs, *kept))
 
     def again(fn: Callable[..., Sequence[Any]], values: Sequence[Any]) -> list[Any]:
-        """A checkpoint of another flat function, which keeps what the policy chooses there."""
+        """Checkpoint another flat function; it keeps what the policy chooses there."""
         traced = isinstance(current_interpreter(), Trace)
         return _call(fn, values, [None] * len(values), policy, name) if traced else [*fn(*values)]
 
@@ -98,7 +98,7 @@ def _batch(
 
 
 def _push(eqn: Equation, values: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """The function, which also takes tangents along."""
+    """The function, which also carries tangents along."""
     gives: list[bool] = []
 
     def with_tangents(*given: Any) -> list[Any]:

@@ -1,6 +1,6 @@
 """Reverse-mode differentiation: vjp, grad, value_and_grad.
 
-A function is staged to a program, which is run forwards and walked backwards (`backward`).
+A function is staged to a program. The program is run forwards and walked backwards (`backward`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["flatten_function", "grad", "value_and_grad", "vjp"]
 def _linearize(
     fn: Callable[..., Any], leaves: Sequence[Any], weak: Sequence[type | None], label: str
 ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]], Program]:
-    """Values of a flat function and its pullback: output cotangents -> input cotangents (None: zero)."""
+    """Return the values of a flat function and its pullback: output cotangents -> input cotangents (None: zero)."""
     program, captured = stage(
         fn, [value_type(v) for v in leaves], weak=weak, label=label, shardings=[*map(sharding_of, leaves)], values=leaves
     )
@@ -54,13 +54,13 @@ def _linearize(
 
 
 def _split_like(ct: Any, value: Any) -> Any:
-    """A cotangent in the sharding of its value, where that is split: so all cotangents of the value are split alike."""
+    """Return a cotangent in the sharding of its value, if that is split: all cotangents of a value are split alike."""
     sharding = None if ct is None else sharding_of(value)
     return ct if sharding is None or sharding_of(ct) == sharding else SPLIT["move"](ct, sharding)
 
 
 def _gradients(cts: Sequence[Any], program: Program, leaves: Sequence[Any]) -> list[Any]:
-    """The cotangents of a program's inputs, zeros where there is none."""
+    """Return the cotangents of a program's inputs, zeros if there is none."""
     return [
         detached(ct) if ct is not None else zeros(v.type) if (s := sharding_of(x)) is None else SPLIT["zeros"](v.type, s)
         for ct, v, x in zip(cts, program.inputs, leaves, strict=True)
@@ -70,9 +70,9 @@ def _gradients(cts: Sequence[Any], program: Program, leaves: Sequence[Any]) -> l
 def flatten_function(
     fn: Callable[..., Any], args: Any, has_aux: bool, name: str, split: bool = False
 ) -> tuple[list[Any], Any, Callable, dict]:
-    """`fn` over flat leaves; `info` receives the structure of its result when it is traced.
+    """Return `fn` over flat leaves; `info` receives the structure of its result when it is traced.
 
-    Leaves are whole arrays; with `split`, Arrays that are split over a mesh stay as they are.
+    Leaves are whole arrays. With `split`, Arrays that are split over a mesh stay as they are.
     """
     leaves, treedef = optree.tree_flatten(args)
     info: dict[str, Any] = {"weak": [scalar_type(x) for x in leaves]}
@@ -236,7 +236,7 @@ def _argument(position: int, count: int, name: str) -> int:
 
 
 def _check_loss(program: Program, name: str, count: int, arguments: Sequence[str]) -> None:
-    """Raise an error if the first output is not a loss for the inputs, which have these names."""
+    """Raise unless the first output is a loss for the inputs; `arguments` are their names."""
     if count != 1:
         raise TraceError(
             f"grad of {name}: it must return one scalar, and returned {count} arrays. Return (loss, aux) and set "
@@ -263,7 +263,7 @@ def _check_loss(program: Program, name: str, count: int, arguments: Sequence[str
 
 
 def _remedy(program: Program, name: str, arguments: Sequence[str], extra: Sequence[str]) -> str:
-    """Where a loss begins to vary over axes, and what to write there, or at the loss."""
+    """Return a sentence on where a loss begins to vary over axes, and what to write there or at the loss."""
     found = [(axis, begins) for axis in extra if (begins := beginning_of(program, axis, arguments)) is not None]
     axis, begins = next((each for each in found if each[1].partial), found[0] if found else ("", None))
     axes = repr(extra[0] if len(extra) == 1 else tuple(extra))

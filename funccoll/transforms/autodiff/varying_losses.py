@@ -1,11 +1,11 @@
-"""The place where a loss begins to differ between devices, for the error about a collective that was forgotten.
+"""The place where a loss begins to differ between devices, for the error about a forgotten collective.
 
-A value of which devices have their own enters a program as an argument or a captured value, a *leaf*, or an equation makes it
-(`axis_index`). Copies that were pvary'd do not count: they are equal.
+Devices have their own values of an argument or a captured value, a *leaf*, or of the result of an equation (`axis_index`).
+Copies that were pvary'd do not count: they are equal.
 
-A product of two such values, one of them a leaf, is taken for a sum over a dimension that the axis splits, of which each device
-has a part: if one operand alone were split, the shapes would not fit. So the product of a split leaf and a copy is complete
-(column-parallel weights, a batch).
+A product of two such values, one of them a leaf, is taken for a sum over a dimension that the axis splits. Each device then has
+a part of the sum. If only one operand were split, the shapes would not fit. So the product of a split leaf and a copy is
+complete (column-parallel weights, a batch).
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ _PRODUCTS = frozenset([matmul_p, einsum_p])
 
 @dataclass(frozen=True)
 class Leaf:
-    """An argument of the function whose gradient is taken, or a captured value, which has no name."""
+    """An argument of the function whose gradient is taken, or a captured value without a name."""
 
     name: str
     type: ArrayType
 
 
 _Own = dict[Var, Leaf | None]
-"""The values of which devices have their own: the leaf that each is, but for its form and factors; None if it is computed."""
+"""The values that differ between devices. Each maps to the leaf that it is, up to form and factors; None if it is computed."""
 _Step = tuple[Equation, list[Leaf | None]]
-"""An equation of such values, and what those among its operands are."""
+"""An equation of such values, and what its operands among them are."""
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """An equation from which on a loss varies over an axis, and the leaf that it reads, if it reads one.
+    """The equation at which a loss begins to vary over an axis, and the leaf that it reads, if any.
 
-    `partial` says that its result may be each device's part of a sum. `own_data` says that captured values differ too: a batch.
-    `blocks`, where the equation is a reduction, is the product by a split leaf that made what it reduces: columns of logits, of
-    which each device has a block.
+    `partial` says that its result may be each device's part of a sum. `own_data` says that captured values differ too, such as
+    a batch. If the equation is a reduction, `blocks` is the product by a split leaf that made its operand: columns of logits, a
+    block on each device.
     """
 
     equation: Equation
@@ -73,7 +73,7 @@ class Beginning:
 
 
 def beginning_of(program: Program, axis: str, arguments: Sequence[str]) -> Beginning | None:
-    """Where the first output begins to vary over an axis; None if only `pvary` makes it vary.
+    """Return where the first output begins to vary over an axis; None if only `pvary` makes it vary.
 
     `arguments` are the names of the program's inputs.
     """
@@ -86,7 +86,7 @@ def beginning_of(program: Program, axis: str, arguments: Sequence[str]) -> Begin
     own_data = not all(leaf.name for leaf in leaves)
     partial = next((step for step in steps if _is_partial(step)), None)
     blocks = None
-    if partial is None and leaves and not own_data:  # weights alone: what is reduced is of each device's block of them
+    if partial is None and leaves and not own_data:  # only weights differ: each device reduces its block of them
         for i, step in enumerate(steps):
             if step[0].primitive in _REDUCTIONS:
                 partial, blocks = step, None if any(step[1]) else _product(steps[:i])
@@ -102,13 +102,13 @@ def _product(steps: Sequence[_Step]) -> Beginning | None:
 
 
 def _steps(program: Program, axis: str, own: _Own) -> Iterator[_Step]:
-    """The equations, but for views, between own values and the program's outputs, in order and at all depths."""
+    """Yield the equations, except views, between own values and the program's outputs, in order and at all depths."""
     own = own | {v: Leaf("", v.type) for v, _ in program.constants if axis in v.type.varying}
     for eqn in program.equations:
         found = [own[a] for a in eqn.inputs if a in own]
         if not found and (eqn.primitive is pvary_p or any(axis in a.type.varying for a in eqn.inputs)):
             continue  # of copies
-        if eqn.primitive is grad_hook_p:  # of several leaves, each of which stays what it is
+        if eqn.primitive is grad_hook_p:  # several leaves; each stays what it is
             own.update((v, own[a]) for v, a in zip(eqn.outputs, eqn.inputs, strict=True) if a in own)
             continue
         leaf = found[0] if found and all(found) and _keeps_leaves(eqn, len(found)) else None
@@ -129,7 +129,7 @@ def _steps(program: Program, axis: str, own: _Own) -> Iterator[_Step]:
 
 
 def _keeps_leaves(eqn: Equation, count: int) -> bool:
-    """True when the result is an operand in another form, or times copies."""
+    """True if the result is an operand in another form, or times copies."""
     one = eqn.primitive in _VIEWS or (eqn.primitive is getitem_p and len(eqn.inputs) == 1)
     return one or (eqn.primitive.ufunc is not None and count == 1)
 

@@ -1,6 +1,6 @@
 """Programs on values that vary over more axes than their inputs: programs of control flow inside are traced again.
 
-The residuals of a branch are such values where devices choose branches of their own: they vary as the choice does.
+The residuals of a branch are such values if devices choose different branches: they vary as the choice does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["run_varying"]
 
 
 def run_varying(program: Program, constants: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    """The outputs of a program; constants and arguments may vary over more axes than its variables."""
+    """Return the outputs of a program; constants and arguments may vary over more axes than its variables."""
     interpreter = current_interpreter()
 
     def apply(eqn: Equation, values: list[Any]) -> Any:
@@ -36,7 +36,7 @@ def run_varying(program: Program, constants: Sequence[Any], args: Sequence[Any])
 
 
 def _staged(program: Program, types: Sequence[ArrayType], wanted: Sequence[ArrayType] = ()) -> tuple[Program, list[ArrayType]]:
-    """The program on inputs of these types, and its outputs' types; the first outputs are pvary'd to those `wanted`, too."""
+    """Return the program on inputs of these types, and its outputs' types. The first outputs are pvary'd to those `wanted`."""
     found: list[ArrayType] = []
 
     def flat(*xs: Any) -> list[Any]:
