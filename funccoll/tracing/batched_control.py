@@ -20,7 +20,7 @@ __all__: list[str] = []
 
 
 def _batch(values: Sequence[Any], batched: Sequence[bool], wanted: Sequence[bool], size: int) -> list[Any]:
-    """The values, of which those that are wanted as a batch become one."""
+    """Return the values, those that are wanted as a batch as one."""
     flags = zip(values, batched, wanted, strict=True)
     return [repeated(as_traceable(x), size) if w and not b else x for x, b, w in flags]
 
@@ -38,7 +38,7 @@ def _batch_scan(
 ) -> list[Any]:
     first, flags = consts + carry, list(batched)
     stacked = [True] * (len(body.outputs) - carry)
-    while True:  # a carry is batched as well when an iteration makes it so
+    while True:  # a carry is also batched if an iteration makes it so
         staged, captured, found = batched_program(body, flags, size, [*flags[consts:first], *stacked])
         if found[:carry] == flags[consts:first]:
             break
@@ -63,7 +63,7 @@ def _batch_scan(
 
 
 def _chosen(decision: Any, yes: Any, no: Any) -> Any:
-    """Each element of a batch from one of two batches."""
+    """Choose each element of a batch from one of two batches."""
     return np.where(np.reshape(decision, (*decision.shape, *(1,) * (yes.ndim - 1))), yes, no)
 
 
@@ -96,7 +96,7 @@ def _batch_while(
         condition, for_condition, (decides,) = batched_program(test, [*batched[:test_consts], *flags], size)
         wanted = [True] * len(flags) if decides else flags
         step, for_step, found = batched_program(body, [*batched[test_consts:first], *wanted], size, wanted)
-        if found == flags:  # the condition takes what the body gives
+        if found == flags:  # the condition takes what the body returns
             break
         flags = found
     for_test, for_body, init = (
@@ -104,7 +104,7 @@ def _batch_while(
         values[test_consts:first],
         _batch(values[first:], batched[first:], flags, size),
     )
-    if decides:  # until all elements are done; those that are keep their carry
+    if decides:  # until all elements are done; finished ones keep their carry
 
         def any_goes(*xs: Any) -> list[Any]:
             return [np.any(evaluate(condition, for_condition, xs)[0][0])]

@@ -1,7 +1,7 @@
 """The evaluation of a program of one element on a batch.
 
-Each equation that a batched value reaches is bound as its primitive's batching rule says, the others are bound as they are. In
-batched values the batch is the first dimension.
+An equation with a batched operand is bound by its primitive's batching rule; all others are bound as they are. The batch is the
+first dimension of batched values.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RULES: dict[Primitive, Callable[..., list[Any]]] = {}
 
 
 class _Batched:
-    """A value with the batch as its first dimension, in an evaluation where others have none."""
+    """A value with the batch as its first dimension, in an evaluation with other values that have none."""
 
     __slots__ = ("value",)
 
@@ -44,9 +44,10 @@ class _Batched:
 def evaluate_batched(
     program: Program, constants: Sequence[Any], values: Sequence[Any], batched: Sequence[bool], size: int
 ) -> tuple[list[Any], list[bool]]:
-    """Run a program of one element on a batch: the outputs, and which of them are batched.
+    """Run a program of one element on a batch. Returns the outputs, and which of them are batched.
 
-    `batched` says which of `values`, the program's inputs, have the batch as first dimension; its constants have none.
+    `batched` says which of `values`, the program's inputs, have the batch as first dimension. The program's constants have
+    none.
     """
     interpreter = current_interpreter()
 
@@ -71,10 +72,10 @@ def evaluate_batched(
 def batched_program(
     program: Program, batched: Sequence[bool], size: int, batched_outputs: Sequence[bool] = ()
 ) -> tuple[Program, list[Any], list[bool]]:
-    """The program of a batch, the values of its constants, and which of its outputs are batched.
+    """Return the program of a batch, the values of its constants, and which of its outputs are batched.
 
-    The values of the program's own constants become inputs behind its others, which are not batched. Outputs are batched where
-    `batched_outputs` is true, even if all elements have the same.
+    The values of the program's own constants become inputs after its others, not batched. Outputs are batched if
+    `batched_outputs` is true, even if all elements have the same value.
     """
     inner = (*program.inputs, *(v for v, _ in program.constants))
     flags = [*batched, *(False for _ in program.constants)]
@@ -109,7 +110,7 @@ def apply_batched(
     label: str,
     weak: Sequence[type | None] | None = None,
 ) -> tuple[list[Any], list[bool]]:
-    """A flat function of one element on a batch: the outputs, and which of them are batched."""
+    """Run a flat function of one element on a batch. Returns the outputs, and which of them are batched."""
     types = [element_type(value_type(x)) if b else value_type(x) for x, b in zip(values, batched, strict=True)]
     program, captured = stage(fn, types, weak=weak, label=label)
     return evaluate_batched(program, captured, values, batched, size)
@@ -139,7 +140,7 @@ def _all_batched(values: Sequence[Any], batched: Sequence[bool], size: int) -> l
 def _batch_custom_vjp(
     values: Sequence[Any], batched: Sequence[bool], size: int, *, program: Program, forward: Callable, backward: Callable
 ) -> list[Any]:
-    """The same, of a batch: its function and both parts of its rule are batched as well."""
+    """Call a function with a custom rule on a batch: the function and both parts of its rule are batched."""
     name = program.label
     every = [True] * len(program.outputs)
     closed, captured, _ = batched_program(program, batched, size, every)
@@ -185,7 +186,7 @@ def _batch_custom_vjp(
 
 
 class _Opaque:
-    """A leaf of a pytree: what is in it is not looked at."""
+    """A leaf of a pytree with hidden contents."""
 
     __slots__ = ("value",)
 
@@ -200,7 +201,7 @@ def _is_array(x: Any) -> bool:
 def _batch_grad_hook(
     values: Sequence[Any], batched: Sequence[bool], size: int, *, axes: tuple[str, ...], hook: Callable
 ) -> list[Any]:
-    """A hook of each element's gradients; what is not batched has a gradient for each element, too."""
+    """A hook of each element's gradients; a value that is not batched has a gradient for each element, too."""
 
     def hook_of_batch(cts: list[Any]) -> list[Any]:
         outs, flags = apply_batched(lambda *xs: hook(list(xs)), cts, [True] * len(cts), size, hook.__qualname__)

@@ -1,4 +1,4 @@
-"""Closed programs, for control flow: what a traced function captures becomes its first operands."""
+"""Closed programs, for control flow: values that a traced function captures become its first operands."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["closed", "with_same_operands"]
 
 
 def closed(program: Program, captured: Sequence[Any], hoist: bool = True) -> tuple[Program, list[Any]]:
-    """The program with what it captures as its first inputs, and their values.
+    """Return the program with what it captures as its first inputs, and their values.
 
-    With `hoist`, what depends on these alone is computed before the loop. What is pvary'd of them is so always: its gradient is
-    then summed over devices once, and not in every iteration.
+    With `hoist`, values that depend only on these are computed before the loop. A pvary of them always is: its gradient is then
+    summed over devices once, and not in every iteration.
     """
     known: dict[Atom, Any] = {var: value for (var, _), value in zip(program.constants, captured, strict=True)}
     kept: list[Equation] = []
@@ -38,7 +38,10 @@ def closed(program: Program, captured: Sequence[Any], hoist: bool = True) -> tup
 
 
 def with_same_operands(programs: Sequence[tuple[Program, Sequence[Any]]]) -> tuple[list[Program], list[Any]]:
-    """Branches, given as programs and what they capture, which all take what any of them captures as first operands."""
+    """Return branches that all take, as first operands, what any of them captures.
+
+    Branches are given as programs and captured values.
+    """
     made = [closed(program, captured, hoist=False) for program, captured in programs]
     everything = [x for _, consts in made for x in consts]
     branches = []

@@ -1,9 +1,9 @@
-"""Draws from NumPy's global random state while a function is traced: what they give is a constant of the program.
+"""Draws from NumPy's global random state while a function is traced: their numbers are constants of the program.
 
-`np.random.normal()` in a traced function runs once, so that every call gets the same numbers. A draw calls nothing of ours, but
-moves the state, which is compared whenever an array or a number from outside comes into the program. Draws of generators
-(`np.random.default_rng`), of Python's `random`, and readings of clocks leave no mark there; nor does one normal number that
-NumPy has kept from the draw before.
+`np.random.normal()` in a traced function runs once, so every call gets the same numbers. A draw does not call funccoll, but it
+moves the state. The state is compared whenever an array or a number from outside enters the program. Draws of generators
+(`np.random.default_rng`), of Python's `random`, and readings of clocks leave no mark there. Nor does a normal number that NumPy
+kept from the draw before.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ class GlobalRandomWarning(UserWarning):
 
 
 class watched_draws:
-    """Context manager: warns of draws inside, where a function of this name is traced, once; `found` says whether it has.
+    """Context manager: warns once of draws inside, while a function of this name is traced; `found` says whether it did.
 
-    The warning points at the line that uses the numbers, if one does; at `source` otherwise (`if np.random.rand() < 0.5:`).
+    The warning points at the line that uses the numbers, if there is one. Otherwise it points at `source`, as for
+    `if np.random.rand() < 0.5:`.
     """
 
     __slots__ = ("found", "memory", "name", "seen", "source", "token")
@@ -43,7 +44,7 @@ class watched_draws:
         self.name, self.source, self.found = name, source, False
         numpy_random: Any = np.random  # (NumPy's stubs do not know get_bit_generator)
         generator = numpy_random.get_bit_generator()
-        known = isinstance(generator, np.random.MT19937)  # any other one, which a user has set, has other bytes
+        known = isinstance(generator, np.random.MT19937)  # another generator, set by the user, has other bytes
         self.memory = (ctypes.c_char * (_STATE if known else 0)).from_address(generator.ctypes.state_address)
         self.seen = self.memory.raw  # in 0.1 us; np.random.get_state takes 70
 
@@ -58,11 +59,11 @@ class watched_draws:
 
     @property
     def has_moved(self) -> bool:
-        """True where a draw has come since the state was last looked at, in a function that is not known to draw."""
+        """True if a draw came since the state was last read, in a function that is not known to draw."""
         return not self.found and self.memory.raw != self.seen
 
     def warn(self, source: Source | None) -> None:
-        """Warn, at this line."""
+        """Warn at this line."""
         self.found = True
         other = " (or another thread does)" if threading.active_count() > 1 else ""
         warn_at(
@@ -78,7 +79,7 @@ _WATCHED: ContextVar[watched_draws | None] = ContextVar("funccoll_watched_draws"
 
 
 def note_constant() -> None:
-    """Warn if NumPy's global random state has moved, now that a value from outside comes into a program."""
+    """Warn if NumPy's global random state has moved, when a value from outside enters a program."""
     watched = _WATCHED.get()
     if watched is not None and watched.has_moved:
         watched.warn(traced_source())

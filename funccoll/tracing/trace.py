@@ -53,22 +53,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass
 class Evaluation:
-    """The values of a trace, where each operation also runs when it is recorded (`fc.debug.disable_jit`)."""
+    """The values of a trace in which each operation also runs when it is recorded (`fc.debug.disable_jit`)."""
 
     run: Callable[[Equation, Sequence[Any]], Sequence[Any]]
     """Runs an equation on the values of its operands."""
     differing: Callable[[ArrayType, Any], Sequence[tuple[str, np.ndarray]]]
-    """The devices that have a copy of a value each, by name, and the copies; one where a value is equal on all of them."""
+    """The devices that have a copy of a value, by name, and the copies. A value that is equal on all devices has one copy."""
     inputs: Sequence[Any]
     """The values of the traced function's inputs."""
     reports: bool = True
-    """True where reports run, too: in a function that is differentiated they run when it is evaluated."""
+    """True if reports also run; in a function that is differentiated they run when it is evaluated."""
     outputs: Sequence[Any] = ()
-    """The values of its results, when it has been traced."""
+    """The values of its results, after it is traced."""
 
 
 class Trace:
-    """The interpreter that records: one for each function being traced."""
+    """The interpreter that records: one for each function that is being traced."""
 
     def __init__(
         self,
@@ -81,21 +81,21 @@ class Trace:
         self.evaluation = evaluation
         self.unrolls = evaluation is not None
         self.values: dict[Var, Any] = {}
-        """Those that variables have in an evaluation."""
+        """The values of variables in an evaluation."""
         self.calls_meshes = calls_meshes
         self.shardings: dict[Var, Sharding] = {}
-        """Those of global values that are split over a mesh: only calls of functions with that mesh take them."""
+        """The shardings of global values that are split over a mesh. Only calls of functions with that mesh take them."""
         self.axis_sizes = parent.axis_sizes if axis_sizes is None else axis_sizes
         self.equations: list[Equation] = []
-        self.buckets = 0  # the last one's number
+        self.buckets = 0  # the number of the last bucket
         self.open = True
         self.label = "a function"
         self._captured: list[tuple[Var, Any]] = []
-        self._known: dict[int, tuple[Var, Any, Any]] = {}  # id -> variable, value, what keeps the id alive
+        self._known: dict[int, tuple[Var, Any, Any]] = {}  # id -> variable, value, an object that keeps the id alive
         self._pvaried: dict[tuple[Var, frozenset[str]], Var] = {}
 
     def bind(self, primitive: Primitive, values: Sequence[Any], params: Mapping[str, Any]) -> Any:
-        """Record one equation; an operation on constants alone is computed at once."""
+        """Record one equation. An operation on constants alone is computed at once."""
         if primitive.kind == "compute" and not any(isinstance(v, Traced) for v in values):
             return primitive.reference(*map(as_array, values), **params)
         atoms: Sequence[Atom] = [v.variable if isinstance(v, Tracer) and v.frame is self else self._atom(v) for v in values]
@@ -120,24 +120,24 @@ class Trace:
         return tracers if primitive.multiple else tracers[0]
 
     def _evaluate(self, eqn: Equation, evaluation: Evaluation) -> None:
-        """Give the outputs of an equation their values."""
+        """Set the values of an equation's outputs."""
         if evaluation.reports or eqn.primitive.kind != "debug":
             operands = [self.values[a] for a in eqn.inputs if isinstance(a, Var)]
             eqn = eqn if evaluation.reports else eqn.without_reports()
             self.values.update(zip(eqn.outputs, evaluation.run(eqn, operands), strict=True))
 
     def values_of(self, values: Sequence[Any]) -> list[Any]:
-        """The values in the evaluation of operands of this trace."""
+        """Return the values, in the evaluation, of operands of this trace."""
         atoms = [v.variable if isinstance(v, Tracer) and v.frame is self else self._atom(v) for v in values]
         return [a.value if isinstance(a, Literal) else self.values[a] for a in atoms]
 
     def copies(self, var: Var) -> Sequence[tuple[str, np.ndarray]]:
-        """The values of a variable in an evaluation, with the devices that have them; nothing where there is none."""
+        """Return the values of a variable in an evaluation, with the devices that have them; nothing without an evaluation."""
         known = self.evaluation is not None and var in self.values
         return self.evaluation.differing(var.type, self.values[var]) if known and self.evaluation is not None else ()
 
     def _atom(self, value: Any) -> Atom:
-        """The atom of a value from outside this trace: a constant, or an outer trace's array."""
+        """Return the atom of a value from outside this trace: a constant, or an outer trace's array."""
         if isinstance(value, Tracer):
             if not value.frame.open:
                 raise leaked(value)
@@ -149,7 +149,7 @@ class Trace:
         return Literal(_frozen(array)) if array.ndim == 0 else self.capture(array, value)
 
     def capture(self, value: Any, owner: Any = None) -> Var:
-        """The variable that stands for a captured value; the same object is captured once for each value it has."""
+        """Return the variable that stands for a captured value. The same object is captured once for each value that it has."""
         owner = value if owner is None else owner
         known = self._known.get(id(owner))
         if known is None or (isinstance(value, np.ndarray) and _changed(known[1], value)):
@@ -164,7 +164,7 @@ class Trace:
         return known[0]
 
     def _require_whole(self, primitive: Primitive, values: Sequence[Any], atoms: Sequence[Atom]) -> None:
-        """Raise a ShardingError when an operation other than a call on a mesh takes a global value that is split."""
+        """Raise a ShardingError if an operation other than a call on a mesh takes a global value that is split."""
         for value, atom in zip(values, atoms, strict=True):
             sharding = self.shardings.get(atom) if isinstance(atom, Var) else None
             if sharding is not None:
@@ -182,7 +182,7 @@ class Trace:
                 self.shardings[var] = layout.sharding
 
     def constant(self, value: np.ndarray, owner: Any, weak: type | None) -> Tracer:
-        """A concrete value as a traced array, equal on all devices; `owner` and `weak` are as for `capture` and `Tracer`."""
+        """Return a concrete value as a traced array that is equal on all devices. For arguments see `capture` and `Tracer`."""
         return Tracer(self, self.capture(value, owner), current_source(), weak)
 
     def _unify(self, atoms: Sequence[Atom], source: Source | None) -> Sequence[Atom]:
@@ -212,7 +212,7 @@ class Trace:
         return wide
 
     def finish(self, inputs: Sequence[Var], outputs: Sequence[Any], label: str) -> tuple[Program, list[Any]]:
-        """Close the trace: the program, and the captured values in the order of its constants."""
+        """Close the trace. Returns the program, and the captured values in the order of its constants."""
         atoms = tuple(v.variable if isinstance(v, Tracer) and v.frame is self else self._atom(v) for v in outputs)
         self.open = False
         if self.evaluation is not None:
@@ -224,9 +224,9 @@ class Trace:
 
 @contextmanager
 def as_bucket() -> Iterator[None]:
-    """Mark the collectives that are traced in a block: they reduce one bucket of gradients."""
+    """Mark the collectives that are traced in a block as those of one bucket of gradients."""
     trace = current_interpreter()
-    if not isinstance(trace, Trace):  # after the trace: what the block uses raises
+    if not isinstance(trace, Trace):  # after the trace, uses of its arrays raise
         yield
         return
     begin = len(trace.equations)
@@ -238,28 +238,28 @@ def as_bucket() -> Iterator[None]:
 
 
 def _frozen(array: np.ndarray) -> np.ndarray:
-    """A read-only copy in C order: neither a later write by the user nor the order of its memory changes the program."""
+    """Return a read-only copy in C order. Neither a later write by the user nor the order of its memory changes the program."""
     array = np.array(array, order="C")
     array.flags.writeable = False
     return array
 
 
 def _changed(captured: np.ndarray, array: np.ndarray) -> bool:
-    """True when the user wrote into an array, or reshaped it in place, after it was captured."""
+    """True if the user wrote to an array, or reshaped it in place, after it was captured."""
     if captured.shape != array.shape or captured.dtype != array.dtype:
         return True
     return array.flags.writeable and captured.tobytes() != array.tobytes()
 
 
 def value_type(value: Any) -> ArrayType:
-    """The type of a tracer or a concrete value, for an Array that of its global value."""
+    """Return the type of a tracer or a concrete value; for an Array, that of its global value."""
     if isinstance(value, Traced):
         return value.type
     return type_of(value) if sharding_of(value) is None else ArrayType(value.shape, value.dtype)
 
 
 def sharding_of(value: Any) -> Sharding | None:
-    """The way in which a global value (an Array, or traced) is split over a mesh; None where it is whole."""
+    """Return how a global value (an Array, or traced) is split over a mesh; None if it is whole."""
     if isinstance(value, np.ndarray):
         return None
     found = value.frame.shardings.get(value.variable) if isinstance(value, Tracer) else getattr(value, "sharding", None)
@@ -267,7 +267,7 @@ def sharding_of(value: Any) -> Sharding | None:
 
 
 def split_value(use: str, type: ArrayType, sharding: Sharding, source: Source | None = None) -> ShardingError:
-    """The error for a use of a split value that only functions on its mesh can take."""
+    """Return the error for a use of a split value that only functions on its mesh can take."""
     made = f", made at {source}" if source else ""
     return ShardingError(
         f"{use} an Array {type} that is split as {sharding.spec!r} over {sharding.mesh!r}{made}. In a gradient around "
@@ -278,34 +278,34 @@ def split_value(use: str, type: ArrayType, sharding: Sharding, source: Source | 
 
 
 def detached(value: Any) -> Any:
-    """A plain array as a copy: the user may write into it, or into the array that it is a view of."""
+    """Return a plain array as a copy: the user may write to it, or to the array that it is a view of."""
     return np.array(value) if isinstance(value, np.ndarray) else value
 
 
 def require_function(what: str, fn: Any) -> None:
-    """Raise a TraceError that names the use when `fn` is not callable."""
+    """Raise a TraceError that names the use if `fn` is not callable."""
     if not callable(fn):
         raise TraceError(f"{what} takes a function, not {fn!r:.60}.")
 
 
 def label_of(fn: Callable[..., Any]) -> str:
-    """The name of a function in messages."""
+    """Return the name of a function in messages."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return getattr(fn, "__name__", type(fn).__name__)
 
 
 def documented_as(description: str, fn: Callable[..., Any]) -> Callable[[F], F]:
-    """Decorator for what a transformation makes of `fn`: its name, signature and a docstring; errors show no frame of ours.
+    """Decorator for the result of a transformation of `fn`: it gets the name, the signature and a docstring of `fn`.
 
-    In the description `{name}` stands for the function. Source: JAX.
+    In the description `{name}` stands for the function. Errors show no frame of funccoll. Source: JAX.
     """
 
     def decorate(made: F) -> F:
         made = cast(F, user_frames()(made))
         functools.update_wrapper(made, fn)
         name = made.__name__ = label_of(fn)
-        own = None if isinstance(fn, functools.partial) else fn.__doc__  # a partial has that of its class
+        own = None if isinstance(fn, functools.partial) else fn.__doc__  # a partial has its class's docstring
         made.__doc__ = description.replace("{name}", name) + (f"\n\nDocumentation of {name}:\n\n{own}" if own else "")
         return made
 
@@ -313,7 +313,10 @@ def documented_as(description: str, fn: Callable[..., Any]) -> Callable[[F], F]:
 
 
 def flatten_outputs(result: Any, name: str, given: bool = False) -> tuple[list[Any], optree.PyTreeSpec]:
-    """Leaves and structure of a function's result, or of what it is `given`; raises TraceError for what is not an array."""
+    """Return leaves and structure of a function's result, or of values that it is `given`.
+
+    Raises TraceError for a value that is not an array.
+    """
     leaves, treedef = optree.tree_flatten(result)
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, (Traced, bool, int, float, complex, np.ndarray, np.generic)):
@@ -341,7 +344,7 @@ _NUMPY_ALONE = (
 
 
 def _note_other_library(error: TypeError) -> None:
-    """Add to another library's error about a traced array what takes one, and the user's line."""
+    """Add a note to another library's error about a traced array: what takes one, and the user's line."""
     if isinstance(error, FunccollError) or not _TRACER.search(str(error)) or _NUMPY_ALONE in getattr(error, "__notes__", ()):
         return
     error.add_note(_NUMPY_ALONE)
@@ -360,12 +363,20 @@ def stage(
     values: Sequence[Any] | None = None,
     evaluation: Evaluation | None = None,
 ) -> tuple[Program, list[Any]]:
-    """Trace `fn(*tracers) -> flat list of values`; returns the program and the values it captured.
+    """Trace `fn(*tracers) -> flat list of values`. Returns the program and the values it captured.
 
-    `weak` says which inputs stand for Python scalars. `shardings` are given where inputs are global values, None for those that
-    are whole; outside a mesh the function may then call jitted functions that have one. Captured values are concrete arrays or
-    tracers of the enclosing trace. Operations also run in an `evaluation`; where `values` of the inputs are given, they do so
-    if those of the enclosing trace do.
+    Captured values are concrete arrays or tracers of the enclosing trace.
+
+    Args:
+        fn: The flat function.
+        types: The types of its inputs.
+        weak: For each input, the type of the Python scalar that it stands for, or None.
+        axis_sizes: The axes of the mesh; by default those of the enclosing trace.
+        label: Its name in messages.
+        shardings: For each input that is a split global value, its sharding; None for a whole one. Outside a mesh the function
+            may then call jitted functions that have a mesh.
+        values: The values of the inputs. Given them, operations run if those of the enclosing trace run.
+        evaluation: Operations also run in it.
     """
     parent = current_interpreter()
     if values is not None and isinstance(parent, Trace) and parent.evaluation is not None:
@@ -384,7 +395,7 @@ def stage(
             outputs = fn(*[Tracer(trace, var, None, kind) for var, kind in zip(inputs, kinds, strict=True)])
             return trace.finish(inputs, outputs, label)
     except ValueError as error:
-        if isinstance(error.__cause__, ConcretizationError):  # out[i] = tracer: NumPy wraps this error in its own
+        if isinstance(error.__cause__, ConcretizationError):  # NumPy wraps the error of out[i] = tracer in its own
             raise error.__cause__.with_traceback(error.__traceback__) from None
         raise
     except TypeError as error:

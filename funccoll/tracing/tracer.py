@@ -1,4 +1,4 @@
-"""Tracers: arrays without values, which record the operations on them through NumPy's own protocols."""
+"""Tracers: arrays without values that record the operations on them through NumPy's own protocols."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def _ufunc_operator(ufunc: np.ufunc, reflected: bool = False) -> Any:
 
 
 def _power(self: Tracer, exponent: Any) -> Any:
-    # NumPy's own shortcuts for scalar exponents, so that traced and plain results have the same bits.
-    # They exclude NumPy scalars, which are not weak and take part in promotion.
+    # NumPy's own shortcuts for scalar exponents, so traced and plain results have the same bits.
+    # NumPy scalars are excluded: they are not weak, and take part in promotion.
     if type(exponent) in (int, float):
         shortcuts: dict[float, np.ufunc]
         if self.dtype.kind == "c":
@@ -67,7 +67,7 @@ def _concrete(what: str, method: str = "") -> Any:
 
 
 def _equal_copy(what: str, copies: Sequence[tuple[str, np.ndarray]]) -> np.ndarray:
-    """The value that devices share; raises ConcretizationError where it differs between them."""
+    """Return the value that devices share. Raises ConcretizationError if it differs between them."""
     (first, value), *others = copies
     for device, other in others:
         if not np.array_equal(value, other, equal_nan=is_inexact(value.dtype)):
@@ -79,7 +79,7 @@ def _equal_copy(what: str, copies: Sequence[tuple[str, np.ndarray]]) -> np.ndarr
 
 
 def _equality(ufunc: np.ufunc, otherwise: bool) -> Any:
-    """A comparison with anything: None and texts equal no element, as in NumPy."""
+    """Return a comparison with any value: None and strings equal no element, as in NumPy."""
     compare = _ufunc_operator(ufunc)
 
     def method(self: Tracer, other: Any) -> Any:
@@ -151,7 +151,7 @@ class Tracer(Traced):
 
     def __init__(self, frame: Trace, var: Var, source: Source | None = None, weak: type | None = None):
         self.frame, self.variable, self.type, self.source = frame, var, var.type, source
-        self.weak = weak  # int, float or complex when it stands for a Python scalar (NEP 50)
+        self.weak = weak  # int, float or complex if it stands for a Python scalar (NEP 50)
 
     # ------------------------------------------------------------ attributes
 
@@ -228,7 +228,7 @@ class Tracer(Traced):
     __reduce__ = _concrete("pickle")
 
     def __format__(self, spec: str) -> str:
-        return _FORMAT(self, spec) if spec else repr(self)  # in an evaluation, that of a number
+        return _FORMAT(self, spec) if spec else repr(self)  # in an evaluation, the format of a number
 
     def __copy__(self) -> Tracer:
         return self
@@ -394,6 +394,6 @@ Tracer.conj = Tracer.conjugate = _method(np.conjugate)  # type: ignore[attr-defi
 
 
 def check_alive(value: Any) -> None:
-    """Raise for a tracer whose trace is over."""
+    """Raise for a tracer after the end of its trace."""
     if isinstance(value, Tracer) and not value.frame.open:
         raise leaked(value)
