@@ -1,7 +1,7 @@
-"""The environment variables of funccoll: all that are read, what they mean, and their values where they are not set.
+"""The environment variables of funccoll: all that are read, their meanings and defaults.
 
-A variable is its own name, so that it stands in messages and in the environments of processes as any text. `funccoll doctor`
-shows those that are set, and names that begin like ours and are not.
+A variable is a string, its own name, so messages and environments of processes can use it as text. `funccoll doctor` shows
+those that are set, and unknown names with the same prefix.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ PREFIX = "FUNCCOLL_"
 
 
 class Variable(str):
-    """The name of an environment variable, with its value where it is not set or empty, and its meaning in words."""
+    """The name of an environment variable, with its default (if it is not set or empty) and its meaning in words."""
 
     __slots__ = ("default", "meaning", "own")
 
     default: str
     meaning: str
     own: bool
-    """True for one that launchers and ranks set for each other, and a user does not."""
+    """True for a variable that launchers and ranks set for each other, and users do not."""
 
     def __new__(cls, name: str, default: str, meaning: str, own: bool = False) -> Variable:
         """Make the variable, without the prefix in its name, and list it in `VARIABLES`."""
@@ -44,28 +44,28 @@ VARIABLES: dict[str, Variable] = {}
 TIMEOUT = Variable(
     "TIMEOUT",
     "600",
-    "seconds that a collective waits for a rank which does not come; fc.init(timeout=) says it, too",
+    "seconds that a collective waits for another rank before it raises; fc.init(timeout=) sets it, too",
 )
-RENDEZVOUS_TIMEOUT = Variable("RENDEZVOUS_TIMEOUT", "60", "seconds that ranks wait for each other when they join")
-RUN_ID = Variable("RUN_ID", "", "a job's name, the same new text for all its processes; launchers make one")
-TRANSPORT = Variable("TRANSPORT", "", "mpi: the ranks of one host use messages, as those of several do")
+RENDEZVOUS_TIMEOUT = Variable("RENDEZVOUS_TIMEOUT", "60", "seconds that ranks wait for each other when they join the job")
+RUN_ID = Variable("RUN_ID", "", "a job's name, new and the same in all its processes; launchers make one")
+TRANSPORT = Variable("TRANSPORT", "", "mpi: the ranks of one host send messages, as ranks of several hosts do")
 DIRECT_READS = Variable(
     "DIRECT_READS",
     "1",
-    "0: no rank reads another one's memory (process_vm_readv); arguments are copied, for all ranks",
+    "0: ranks do not read each other's memory (process_vm_readv); every call copies arguments to shared memory",
 )
 FORK_MIB = Variable("FORK_MIB", "1024", "mebibytes of Arrays that a forked child gets copies of")
 BLAS_THREADS = Variable(
     "BLAS_THREADS",
     "1",
-    "BLAS threads of each device, on meshes of several; it decides the bits of products, so all ranks have one",
+    "BLAS threads of each device, on meshes of several; it decides the bits of products, so set it alike on all ranks",
 )
 LAUNCHER_AGENT = Variable(
     "LAUNCHER_AGENT",
     "",
-    "what `funccoll run --hosts` starts in the place of ssh, with a host and a command",
+    "the command that `funccoll run --hosts` starts instead of ssh, with a host and a command as arguments",
 )
-DEVICE = Variable("DEVICE", "cpu", "cpu or cuda: the devices of meshes that name none")
+DEVICE = Variable("DEVICE", "cpu", "cpu or cuda: the devices of meshes made without device=")
 
 # ---------------------------------------------------------------- of schedules and profiles
 
@@ -78,30 +78,30 @@ PROFILE = Variable("PROFILE", "", "a directory into which each process records i
 DEBUG = Variable(
     "DEBUG",
     "",
-    "words with commas between them. detail: arguments are compared in every call; nans: the operation that makes the first "
-    "NaN is named",
+    "words with commas between them. detail: every call compares arguments; nans: the operation that makes the first NaN "
+    "raises",
 )
 CHECK = Variable("CHECK", "", "1: programs are type-checked after every pass of the compiler")
 TRACEBACK = Variable("TRACEBACK", "", "full: tracebacks keep the frames of funccoll and of what it calls")
-NATIVE = Variable("NATIVE", "1", "0: calls do without the C extension, one and a half to three times as slow")
+NATIVE = Variable("NATIVE", "1", "0: calls do not use the C extension, and are one and a half to three times as slow")
 SHOW_COMPILING = Variable(
     "SHOW_COMPILING",
     "",
     "1: a line on stderr when the first kernel of a machine is compiled; launchers set it for rank 0",
 )
-THEME = Variable("THEME", "light", "light or dark: the colours of drawings that name none")
+THEME = Variable("THEME", "light", "light or dark: the colours of drawings made without theme=")
 
 # ---------------------------------------------------------------- between launchers and ranks
 
-RANK = Variable("RANK", "", "a process's rank, by `funccoll run`", own=True)
-WORLD_SIZE = Variable("WORLD_SIZE", "", "the number of ranks, by `funccoll run`", own=True)
-REPORTS = Variable("REPORTS", "", "where a rank tells its launcher how it ended", own=True)
-TRACEBACKS = Variable("TRACEBACKS", "", "first: ranks fold tracebacks that follow from another one's", own=True)
-JOINED = Variable("JOINED", "", "the process that is the rank: a program that it starts is not", own=True)
+RANK = Variable("RANK", "", "a process's rank, set by `funccoll run`", own=True)
+WORLD_SIZE = Variable("WORLD_SIZE", "", "the number of ranks, set by `funccoll run`", own=True)
+REPORTS = Variable("REPORTS", "", "where a rank reports to its launcher how it ended", own=True)
+TRACEBACKS = Variable("TRACEBACKS", "", "first: ranks fold tracebacks that follow from another rank's", own=True)
+JOINED = Variable("JOINED", "", "the process that is the rank; programs that it starts are not", own=True)
 TORCH_RANK = Variable("TORCH_RANK", "", "the rank of a process in torch.distributed, with its launcher", own=True)
 SET_TORCH = Variable(
     "SET_TORCH",
     "",
-    "torch's variables that `funccoll run` has set, and that say nothing of their own",
+    "torch's variables that `funccoll run` set itself, so they are not another launcher's",
     own=True,
 )

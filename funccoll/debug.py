@@ -35,7 +35,7 @@ def __dir__() -> list[str]:
 
 
 class _ReportArguments:
-    """Arguments of a report: arrays, which the program computes, and everything else as it is while tracing."""
+    """Arguments of a report: arrays, which the program computes, and other values as they are while tracing."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], traced_alone: bool = False):
         both: Any = (args, dict(kwargs))
@@ -47,7 +47,7 @@ class _ReportArguments:
             self.leaves[i] = None  # a traced array would keep its trace alive
 
     def with_values(self, values: Sequence[Any]) -> Any:
-        """The positional and keyword arguments with these values for the arrays."""
+        """Return the positional and keyword arguments with these values for the arrays."""
         leaves = list(self.leaves)
         for i, value in zip(self.places, values, strict=True):
             leaves[i] = value
@@ -55,7 +55,7 @@ class _ReportArguments:
 
 
 def _prefix(place: DevicePlace | None) -> str:
-    """The device that reports; in a job of processes that have no mesh in common, the process."""
+    """Return the device that reports. In a job of processes without a common mesh, it is the process."""
     if place is not None:
         return f"{place}: "
     job = job_context.current()
@@ -63,11 +63,11 @@ def _prefix(place: DevicePlace | None) -> str:
 
 
 def _printed_prefix(place: DevicePlace | None) -> str:
-    """The same for a line of output, to which a launcher such as `funccoll run` adds the process's rank: only the rest."""
+    """Return the prefix of a line of output, without the rank if a launcher such as `funccoll run` adds that."""
     prefix, job = _prefix(place), job_context.current()
     if job is None or not config.REPORTS.read():
         return prefix
-    rest = prefix.removeprefix(f"rank {job.rank}")  # on a mesh of some of the processes a device has another rank
+    rest = prefix.removeprefix(f"rank {job.rank}")  # on a mesh of some of the processes, a device has another rank
     return prefix if rest[:1] not in (":", " ") else rest.removeprefix(": ").removeprefix(" ")
 
 
@@ -75,7 +75,7 @@ def _printed_prefix(place: DevicePlace | None) -> str:
 
 
 class _Formatter(string.Formatter):
-    """`str.format`, which applies a format to each element of an array."""
+    """`str.format` that applies a format to each element of an array."""
 
     def check_unused_args(self, used_args: Any, args: Any, kwargs: Any) -> None:
         unused = [f"argument {i}" for i in range(len(args)) if i not in used_args] + [k for k in kwargs if k not in used_args]
@@ -287,7 +287,7 @@ class _Breakpoint:
                     local["__quit__"] = bdb.BdbQuit
                 return debugger.quitting
 
-            # A frame at the user's line, with the values as its variables. The exception comes from there, too.
+            # A frame at the user's line, with the values as its variables. The exception also comes from there.
             text = "\n" * (self.line - 1) + "if __hold__(): raise __quit__"
             local["__hold__"] = hold
             exec(compile(text, self.file, "exec").replace(co_name=self.function), self.names, local)
@@ -295,7 +295,7 @@ class _Breakpoint:
 
 @contextmanager
 def _prompt_files(rank: int) -> Iterator[dict[str, TextIO]]:
-    """Input and output of a prompt: none for the standard ones, or the terminal where a launcher has taken these."""
+    """Return input and output of a prompt: the standard ones, or the terminal if a launcher took these."""
     try:
         given = os.fstat(sys.stdin.fileno())
         null = os.stat(os.devnull)
@@ -314,7 +314,7 @@ def _prompt_files(rank: int) -> Iterator[dict[str, TextIO]]:
             f"fc.debug.breakpoint on rank {rank}: the process has neither an input nor a terminal for a prompt. Start the job "
             "by `funccoll run` in a terminal, or use fc.debug.print."
         ) from None
-    # Ranks of a launcher run in the background: a terminal stops such processes when they read it or take it over.
+    # Ranks of a launcher run in the background. A terminal stops such processes if they read it or take it over.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
     try:
         os.tcsetpgrp(terminal, os.getpgrp())

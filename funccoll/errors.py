@@ -274,7 +274,7 @@ class VaryingError(FunccollError, TypeError):
     """
 
     equal_operand: tuple[str, str] | None = None
-    """Where a collective has an operand that is equal on all devices: these words, and the axes. fc.jit may know the reason."""
+    """The words of an error about a collective's operand that is equal on all devices, and the axes. fc.jit may know more."""
     operands: Sequence[Any] = ()
     """The operands of that collective: a loop may know where they come from."""
 
@@ -404,7 +404,7 @@ class PeerFailure(FunccollError, RuntimeError):
     """
 
     rank: int | None = None
-    """The rank that did; None in what is raised after an earlier failure."""
+    """The rank that failed; None in errors that follow an earlier failure."""
 
 
 class UnevenBatchesError(FunccollError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Names of meshes where pickles of version 0.1's first layout look for them. They are defined in `core`."""
+"""Names of meshes for pickles of version 0.1's first layout. They are defined in `core`."""
 
 from .core.mesh import Mesh, Sharding
 from .core.partition_spec import P

@@ -1,4 +1,4 @@
-"""The search for the line of the user's code that an error, a warning or an operation of a program points at."""
+"""The search for the user's line at which an error, a warning or an operation of a program points."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ __all__ = [
 
 PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 """The folder of this installation."""
-# Frames of libraries that call back into funccoll (NumPy's dispatch, optree's maps, functools), or raise for a traced array (as
-# JAX), are not the user's.
+# Frames of libraries that call back into funccoll (NumPy's dispatch, optree's maps, functools), or raise for a traced array
+# (JAX), are not the user's.
 _FOREIGN = tuple(
     f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("numpy", "scipy", "optree", "jaxtyping", "torch", "jax")
 )
@@ -43,7 +43,7 @@ _IN_SCOPE = ") in "
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A place in the user's code. Prints as `train.py:12 (loss_fn)`, in a notebook as `In[5]:12 (loss_fn)`.
+    """A place in the user's code. It prints as `train.py:12 (loss_fn)`, in a notebook as `In[5]:12 (loss_fn)`.
 
     In a `named_scope` it prints as `train.py:12 (loss_fn) in attention/scores`.
     """
@@ -66,9 +66,10 @@ class Source:
 
 
 def _cell_name(file: str) -> str | None:
-    """A notebook's cell as its margin names it, `In[5]`; `cell` in a process that is not its kernel; None for other files.
+    """Return a notebook's cell as its margin shows it, `In[5]`.
 
-    Jupyter's kernel names a cell's file by its own process and a hash of the cell, which tell a reader nothing.
+    It is `cell` in a process that is not its kernel, and None for other files. Jupyter's kernel names a cell's file by its own
+    process and a hash of the cell. A reader could not use that.
     """
     if not os.path.basename(os.path.dirname(file)).startswith("ipykernel_"):
         return None
@@ -78,7 +79,7 @@ def _cell_name(file: str) -> str | None:
 
 
 def is_users(filename: str) -> bool:
-    """True for a file of the user's: neither funccoll's nor a library's."""
+    """True for a file of the user: neither funccoll's nor a library's."""
     verdict = _VERDICTS.get(filename)
     if verdict is None:
         inside = filename.startswith(PACKAGE)
@@ -105,7 +106,7 @@ def user_source(depth: int = 0) -> Source | None:
 
 
 def call_path() -> int:
-    """Return a hash of the user's lines that call this, the innermost first: equal in processes that came the same way."""
+    """Return a hash of the user's lines that call this, innermost first: equal in processes that came the same way."""
     frame, found = sys._getframe(1), 0
     while frame is not None:
         if is_users(frame.f_code.co_filename):
@@ -117,12 +118,12 @@ def call_path() -> int:
 _source = functools.lru_cache(maxsize=1024)(Source)  # one object for a line that records many equations
 
 
-# Set while rules run on the user's behalf, so that what they record or raise points at the user's line.
+# Set while rules run on the user's behalf, so that their operations and errors point at the user's line.
 SOURCE: ContextVar[Source | None] = ContextVar("funccoll_source", default=None)
 
 
 def is_attributed() -> bool:
-    """True while rules run on the user's behalf: what they record points at the operation that they are of."""
+    """True while rules run on the user's behalf: what they record points at the operation that they belong to."""
     return SOURCE.get() is not None
 
 
@@ -145,12 +146,12 @@ def traced_source() -> Source | None:
 
 
 def scope_of(text: str) -> str:
-    """Return the named scope in the text of a Source; empty where there is none."""
+    """Return the named scope in the text of a Source; empty if there is none."""
     return text.partition(_IN_SCOPE)[2]
 
 
 def globals_at(line: Source) -> dict[str, Any]:
-    """Return the global names of the running function that a line is in; none where it does not run."""
+    """Return the global names of the running function that contains a line; none if it does not run."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != line.file:
         frame = frame.f_back
@@ -158,7 +159,7 @@ def globals_at(line: Source) -> dict[str, Any]:
 
 
 def warn_at(line: Source | None, kind: type[Warning], text: str, namespace: dict[str, Any] | None = None) -> None:
-    """Warn of a line of the user's. Python keeps in `namespace`, the global names there, what it has shown."""
+    """Warn at a line of the user. Python keeps in `namespace`, the global names there, what it has shown."""
     found = (globals_at(line) if line else {}) if namespace is None else namespace
     warnings.warn_explicit(
         text,

@@ -1,4 +1,4 @@
-"""The placing of a batch's rows on the devices, for a step of a data-parallel model."""
+"""The placement of a batch's rows on devices, for a step of a data-parallel model."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ __all__ = ["BatchPlacement"]
 
 
 class BatchPlacement:
-    """The devices of an axis (or axes), which each get some rows of a batch."""
+    """The devices of an axis (or axes). Each gets some rows of a batch."""
 
     def __init__(self, mesh: Mesh, axis: Axes):
         self.mesh, self.spec, self.axes = mesh, P(axis), normalize_axes(axis)
 
     def place(self, batch: Any) -> Any:
-        """Return the batch with its arrays on the devices. The errors name the part that cannot be placed."""
+        """Return the batch with its arrays on the devices. Errors name the part that cannot be placed."""
         leaves, tree = optree.tree_flatten(batch)
         placed = []
         for i, leaf in enumerate(leaves):
             failure = None
             try:
                 placed.append(self.place_rows(leaf))
-            except (ShapeError, ShardingError, TraceError) as error:  # it speaks of calls that are not the user's
+            except (ShapeError, ShardingError, TraceError) as error:  # it names calls that are not the user's
                 failure = error
             if failure is not None:
                 raise self._error(path_name("batch", tree, i), leaf) or failure
         return tree.unflatten(placed)
 
     def _error(self, name: str, leaf: Any) -> Exception | None:
-        """The error about a part of a batch that cannot be placed."""
+        """Return the error about a part of a batch that cannot be placed."""
         of_this = f"DataParallel.step: {name}"
         if not hasattr(leaf, "dtype") and hasattr(leaf, "__iter__") and not isinstance(leaf, str):
             return TraceError(
-                f"{of_this} is of type {type(leaf).__name__}, which is iterated over and not an array. Call step once for each "
+                f"{of_this} is of type {type(leaf).__name__}, an iterator and not an array. Call step once for each "
                 "batch: for batch in batches: dp.step(batch)."
             )
         value = to_numpy(leaf, of_this)
         parts = self.mesh.axis_size(self.axes)
         if value.ndim and not len(value):
             return ShapeError(f"{of_this} of shape {value.shape} has no rows: each device needs some.")
-        # A process of a job passes its own rows, which are not those of all devices.
+        # A process of a job passes its own rows, not those of all devices.
         if not value.ndim or not self.mesh.is_fully_addressable or not len(value) % parts:
             return None
         along = " x ".join(map(repr, self.axes))

@@ -39,16 +39,16 @@ class BucketRow:
     sent: int
     """Bytes that one device contributes to its collectives: fewer with a comm_hook that compresses."""
     starts: float
-    """The part of the step's floating-point operations that stand before it in the program, from 0 to 1."""
+    """The part of the step's floating-point operations that come before it in the program, from 0 to 1."""
     seconds: float
     """Predicted time of its collectives."""
     measured: float | None = None
-    """The time that `funccoll tune` has measured for such collectives, one after the other; None without it."""
+    """The time that `funccoll tune` measured for such collectives, one after the other; None without a measurement."""
 
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """The buckets of a step in the order in which they are reduced. Printed as a table, as text or HTML."""
+    """The buckets of a step in the order in which they are reduced. It prints as a table, as text or HTML."""
 
     rows: tuple[BucketRow, ...]
     without_gradient: tuple[str, ...]
@@ -61,11 +61,11 @@ class BucketPlan:
 
     @property
     def exposed_seconds(self) -> float:
-        """Predicted time in which devices communicate and do not compute: all of it, as calls are synchronous."""
+        """Predicted time in which devices communicate and do not compute: all of it, because calls are synchronous."""
         return sum(row.seconds for row in self.rows)
 
     def _columns(self) -> tuple[Sequence[str], list[tuple[str, ...]]]:
-        """Head and rows of the table; measured times have a column where there are any."""
+        """Return head and rows of the table; measured times have a column if there are any."""
         rows = [
             (
                 str(r.index),

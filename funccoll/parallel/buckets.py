@@ -94,7 +94,7 @@ class CommHook(NamedTuple):
 
 @dataclass(frozen=True)
 class BucketAssignment:
-    """The assignment of parameters to buckets, in the order in which these are reduced. Made by `assign_buckets`."""
+    """The assignment of parameters to buckets, in the order in which buckets are reduced. `assign_buckets` makes it."""
 
     buckets: tuple[tuple[int, ...], ...]
     """The numbers of each bucket's parameters, in the order of their gradients in it."""
@@ -113,11 +113,12 @@ def assign_buckets(
 ) -> BucketAssignment:
     """Assign parameters to buckets of one dtype.
 
-    types: of all parameters, by number.
-    order: the numbers of those that are reduced, in the order in which their gradients become complete.
-    caps: sizes in bytes: one for each bucket in turn, the last for all that follow. A bucket is closed when the next
-        parameter would make it larger than its cap; a parameter over the cap has a bucket of its own.
-    alone: numbers of parameters which have a bucket of their own each, after all others.
+    Args:
+        types: The types of all parameters, by number.
+        order: The numbers of those that are reduced, in the order in which their gradients become ready.
+        caps: Sizes in bytes: one for each bucket in turn, the last for all that follow. A bucket is closed if the next
+            parameter would make it larger than its cap. A parameter over the cap has a bucket of its own.
+        alone: The numbers of parameters that have a bucket of their own each, after all others.
     """
     buckets: list[list[int]] = []
     nbytes: list[int] = []

@@ -1,4 +1,4 @@
-"""Files of named arrays: the safetensors format, which torch and JAX programs read as well."""
+"""Files of named arrays: the safetensors format, which torch and JAX programs can read."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ def _library() -> Any:
 
 
 def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, np.ndarray]) -> None:
-    """Write arrays by name: to a file beside it, which is renamed when all of it is on the disk, so that none is half a file.
+    """Write arrays by name to a file that is complete or absent.
 
-    Raises: DTypeError for a dtype that the format does not have, before anything is written; OSError.
+    They are written to a file beside it, which is renamed when all of it is on the disk. Raises DTypeError, before anything is
+    written, for a dtype that the format lacks, and OSError.
     """
     library, path = _library(), Path(path)
     for name, value in tensors.items():
@@ -69,7 +70,7 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, np.ndarray
 
 
 def read_tensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Read arrays by name. Raises: OSError; CheckpointError for a file that is not one of safetensors."""
+    """Read arrays by name. Raises OSError, and CheckpointError for a file that is not a safetensors file."""
     library = _library()
     try:
         found = library.deserialize(Path(path).read_bytes())

@@ -199,7 +199,7 @@ def power_sgd(rank: int = 1, *, min_compression_rate: float = 2, seed: int = 0, 
     calls = _with_state("power_sgd", inner)
 
     def factors(gradient: Any) -> tuple[int, int, int]:
-        """(rows, columns, rank) of a gradient; rank 0 where it is summed uncompressed."""
+        """(rows, columns, rank) of a gradient; rank 0 if it is summed uncompressed."""
         type = value_type(gradient)
         rows, columns = (type.shape[0], math.prod(type.shape[1:])) if type.ndim > 1 else (type.size, 1)
         shrinks = rows * columns > rate * rank * (rows + columns)
@@ -255,7 +255,7 @@ def power_sgd(rank: int = 1, *, min_compression_rate: float = 2, seed: int = 0, 
 
 
 def _with_state(name: str, hook: Hook) -> CommHook:
-    """A hook without state as one whose state is empty."""
+    """Return a hook without state as one whose state is empty."""
     if isinstance(hook, CommHook):
         return hook
     _require_called(name, hook)
@@ -265,7 +265,7 @@ def _with_state(name: str, hook: Hook) -> CommHook:
 
 
 def _casting(dtype: np.dtype, inner: Hook, name: str) -> Hook:
-    """A hook that runs `inner` on a bucket of a narrower dtype."""
+    """Return a hook that runs `inner` on a bucket of a narrower dtype."""
     calls = _with_state(name, inner)
 
     def cast(gradients: Sequence[Any]) -> list[Any]:
@@ -284,7 +284,7 @@ def _casting(dtype: np.dtype, inner: Hook, name: str) -> Hook:
 
 
 def _require_called(name: str, value: Any) -> None:
-    """Raise for a bucket in the place of an option: what makes the hook was given as the hook."""
+    """Raise for a bucket in the place of an option: the hook's maker was given as the hook."""
     if isinstance(value, Bucket):
         raise TraceError(f"comm_hooks.{name} makes a hook, and was called with a bucket: give comm_hooks.{name}() as the hook.")
 
@@ -312,7 +312,7 @@ def _as_wide(x: Any, wide: np.dtype) -> Any:
 
 
 def _finite_or(x: Any, otherwise: Any) -> Any:
-    """`x` where it is finite: an error that is not would stay for ever."""
+    """`x` if it is finite, else `other`: an error that is not finite would stay for ever."""
     return np.where(np.isfinite(x), x, otherwise)
 
 
@@ -325,7 +325,7 @@ def _block_shape(size: int, block_size: int) -> tuple[int, int]:
 def _quantised(blocks: Any) -> tuple[Any, Any]:
     """(int8, scales) of blocks along the last dimension.
 
-    A scale is 0 where it would have too few digits to divide by. Where it is not finite, no product with it is.
+    A scale is 0 if it would have too few digits to divide by. If it is not finite, no product with it is.
     """
     scale = np.max(np.abs(blocks), axis=-1, keepdims=True) / 127
     scale = np.where(scale < np.finfo(scale.dtype).tiny, 0, scale)
@@ -339,8 +339,8 @@ def _values(quantised: tuple[Any, Any]) -> Any:
 
 
 def _unit(columns: Any) -> Any:
-    """Columns of length 1, or 0 where they are 0."""
-    columns = columns / _not_zero(np.max(np.abs(columns), axis=0, keepdims=True))  # or a square may overflow
+    """Columns of length 1, or 0 for columns of zeros."""
+    columns = columns / _not_zero(np.max(np.abs(columns), axis=0, keepdims=True))  # without scaling, a square may overflow
     return columns / _not_zero(np.sqrt(np.sum(columns * columns, axis=0, keepdims=True)))
 
 
@@ -351,9 +351,9 @@ def _not_zero(x: Any) -> Any:
 def _orthonormal(matrix: Any) -> Any:
     """Orthonormal columns by Gram-Schmidt; 0 in place of a column that depends on those before it.
 
-    Each is projected twice, which makes it orthogonal to working precision unless it depends on the others (Giraud, Langou
-    and Rozložník, "The loss of orthogonality in the Gram-Schmidt orthogonalization process", 2005): such a column is left out,
-    because the rounding errors that remain of it, made a unit vector, would be counted twice.
+    Each column is projected twice. That makes it orthogonal to working precision unless it depends on the others (Giraud,
+    Langou and Rozložník, "The loss of orthogonality in the Gram-Schmidt orthogonalization process", 2005). A dependent column
+    is left out: its remaining rounding errors, made a unit vector, would be counted twice.
     """
     tolerance = 100 * np.finfo(matrix.dtype).eps
     done: list[Any] = []
@@ -368,6 +368,6 @@ def _orthonormal(matrix: Any) -> Any:
 
 
 def _next_start(q: Any, old: Any) -> Any:
-    """The next power iteration's start: `q` with columns of length 1, and the old column where one is 0 or not finite."""
+    """The start of the next power iteration: `q` with columns of length 1, and the old column if one is 0 or not finite."""
     size = np.max(np.abs(q), axis=0, keepdims=True)
     return np.where((size > 0) & np.isfinite(size), _unit(q), old)

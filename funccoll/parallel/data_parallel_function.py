@@ -1,4 +1,4 @@
-"""Data parallelism of a function: the loss of all devices, gradients reduced in buckets while they complete."""
+"""Data parallelism of a function: the loss of all devices, and gradients reduced in buckets as they become ready."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Accumulated(NamedTuple):
     gradients: Any
     """Each device's own gradients, in the structure of `params`; zeros for integers."""
     loss: Any
-    """Each device's loss, or sum of losses where `reduction` is "weighted"."""
+    """Each device's loss, or sum of losses if `reduction` is "weighted"."""
     weight: Any
-    """Each device's weight where `reduction` is "weighted", else the number of batches."""
+    """Each device's weight if `reduction` is "weighted", else the number of batches."""
 
 
 @explains_keywords()

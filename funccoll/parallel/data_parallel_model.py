@@ -1,4 +1,4 @@
-"""A model that is trained data parallel: parameters, optimizer and buffers, and the compiled step that changes them."""
+"""A model that is trained data parallel: parameters, optimizer and buffers, and the compiled step that updates them."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class DataParallel:
             first.setdefault(id(leaf), name) if isinstance(leaf, (np.ndarray, Array)) else name
             for leaf, name in zip(leaves, names, strict=True)
         ]
-        """Of each leaf of params, the name of its value: tied ones have one."""
+        """The name of the value of each leaf of params. Tied leaves have one name."""
         values = {place: leaf for place, name, leaf in zip(self._places, names, leaves, strict=True) if place == name}
         lines = [f"{name}: {dtype_name(np.asarray(v).dtype)}{list(np.shape(v))}" for name, v in values.items()]
         check_equal_lines(mesh, lines, "the parameters of DataParallel")
@@ -144,7 +144,7 @@ class DataParallel:
             return loss_fn(frozen_tree.unflatten([params[n] if n in params else frozen[n] for n in places]), *batch)
 
         self._loss, self._options = loss, {"axis": axis, **options}
-        dp = data_parallel(loss_fn, **self._options)  # it looks at the options
+        dp = data_parallel(loss_fn, **self._options)  # it checks the options
         initial: Any = jit(optimizer.init, mesh=mesh, in_specs=P(), out_specs=P())
         self._state = initial(self._params)
         self._hook_state: Any = None
@@ -162,7 +162,7 @@ class DataParallel:
         """Their leaves, as they were shown last."""
         self._on_model = {name for name in ("params", "buffers") if hasattr(model, name)}
         self._publish()
-        # A property may make new objects at each access, which do not tell whether it was assigned.
+        # A property may make new objects at each access; these do not show an assignment.
         self._watched = [name for name, leaves in self._seen.items() if _same(self._reachable(name), leaves)]
 
     # ---------------------------------------------------------------- the compiled functions
@@ -360,7 +360,7 @@ class DataParallel:
     # ---------------------------------------------------------------- checkpoints
 
     def _state_leaves(self) -> dict[str, Any]:
-        """Everything that a checkpoint has, by name."""
+        """Everything that a checkpoint holds, by name."""
         parts: Any = {
             "params": {**self._params, **self._frozen},
             "buffers": self._buffers,

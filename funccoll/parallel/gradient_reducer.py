@@ -1,4 +1,4 @@
-"""Reducers of gradients: the protocol of all of them, and the call of a user's hook, whose results are checked."""
+"""Reducers of gradients: their protocol, and the call of a user's hook with checks of its results."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Reduction = Callable[..., Sequence[Any]]
 class GradientReducer(ABC):
     """A reducer of gradients over devices, one bucket of an assignment at a time.
 
-    Its user makes the reductions of all buckets, and calls them in the order of the buckets in each backward pass. State that
-    a reducer keeps belongs to parameters: its user may go on with the buckets of another assignment.
+    The caller makes the reductions of all buckets, and calls them in the order of the buckets in each backward pass. State that
+    a reducer keeps belongs to parameters, so the caller may change to the buckets of another assignment.
     """
 
     op: ClassVar[Literal["sum", "mean", "hook"]]
-    """The result: the sum of the devices' gradients, their mean, or what a hook of the user's makes of them."""
+    """The result: the sum of the devices' gradients, their mean, or what the user's hook makes of them."""
     name: str = ""
     """The communication hook's name in errors; "" without a hook."""
 
@@ -37,14 +37,17 @@ class GradientReducer(ABC):
 
 
 def hook_name(hook: Any) -> str:
-    """The name of a hook in errors."""
+    """Return the name of a hook in errors."""
     return getattr(hook.reduce if isinstance(hook, CommHook) else hook, "__qualname__", type(hook).__name__)
 
 
 def reduced_by(
     hook: Callable[[Bucket], Bucket] | CommHook, states: Sequence[Any], bucket: Bucket, axes: Sequence[str], caller: str
 ) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Call a hook in a trace: (states, gradients) that it returned; `caller` names it in errors. Without state they are ()."""
+    """Call a hook in a trace, and return its (states, gradients). Without state, states are ().
+
+    `caller` names the hook in errors.
+    """
     if not isinstance(hook, CommHook):
         return (), _checked(hook(bucket), bucket, axes, caller)
     result = hook.reduce(tuple(states), bucket)

@@ -28,7 +28,7 @@ Change = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 class Settings(NamedTuple):
-    """The arguments of `data_parallel`; sizes in bytes."""
+    """The arguments of `data_parallel`; sizes are in bytes."""
 
     loss_fn: Callable[..., Any]
     axis: Axes
@@ -52,7 +52,7 @@ class Call:
         self.inexact = [self.leaves[i] for i in self.chosen]
         if not self.chosen:
             raise TraceError(
-                "data_parallel: no parameter is of floats or complex numbers, so that there is nothing to train: params has "
+                "data_parallel: no parameter is of floats or complex numbers, so there is nothing to train: params has "
                 f"{', '.join(f'{n} of {t}' for n, t in zip(self.names, self.types, strict=True)) or 'no arrays'}."
             )
         for name, type in zip(self.names, self.types, strict=True):
@@ -66,13 +66,13 @@ class Call:
         self.batch, self.active = batch, None if active is None else scalar("active", active) != 0
         self.returns_more = settings.has_aux or settings.buffers is not None
         self.gradients: list[Any] | None = None
-        """Accumulated ones, unstacked, for each of `chosen`."""
+        """Accumulated gradients, unstacked, for each of `chosen`."""
         self.loss_before = self.weight_before = self.weight = None
 
     # ---------------------------------------------------------------- loss
 
     def own_loss_of(self, values: Sequence[Any]) -> tuple[Any, tuple[Any, Any]]:
-        """This device's addend of the loss, its weight, and the rest of what loss_fn returned."""
+        """Return this device's addend of the loss, its weight, and the rest of what loss_fn returned."""
         full = list(self.leaves)
         for i, value in zip(self.chosen, values, strict=True):
             full[i] = value
@@ -92,9 +92,9 @@ class Call:
         return loss, (weight, extra)
 
     def loss_of(self, hooked: Change, values: Sequence[Any]) -> tuple[Any, tuple[Any, Any]]:
-        """The loss of all devices, with the weight by which gradients are divided, and the rest."""
+        """Return the loss of all devices, with the weight by which gradients are divided, and the rest."""
         loss, (weight, extra) = self.own_loss_of(hooked(values))
-        if not self.divides:  # a mean divides once, a scalar: the cotangents are divided with it
+        if not self.divides:  # a mean divides one scalar, once; the cotangents are divided with it
             return all_reduce(loss, self.axes, op="sum" if self.settings.reduction == "sum" else "mean"), (None, extra)
         if self.gradients is not None:
             loss, weight = loss + self.loss_before, weight + self.weight_before
@@ -103,7 +103,7 @@ class Call:
 
     @property
     def divides(self) -> bool:
-        """True when the loss is divided by the weight of all devices."""
+        """True if the loss is divided by the weight of all devices."""
         return self.settings.reduction == "weighted" or (self.settings.reduction == "mean" and self.active is not None)
 
     def _wanted(self) -> str:
@@ -152,7 +152,7 @@ class Call:
         return self._equal_buffers(extra)
 
     def _equal_buffers(self, made: Any) -> Any:
-        """The buffers that a device's batch made, the same on all devices."""
+        """Return the buffers that a device's batch made, the same on all devices."""
         (before, tree), (after, found) = optree.tree_flatten(self.batch[0]), optree.tree_flatten(made)
         if tree != found:
             difference = first_difference(found, tree, "buffers", "those that it was given have")
@@ -168,7 +168,7 @@ class Call:
         values = {k: pvary_over(after[k], self.axes) for k in own}
         mean = [k for k in own if self.settings.buffers == "mean" and is_inexact(after[k].dtype)]
         first = [k for k in own if k not in mean]
-        if self.active is not None:  # what padding made of them is not looked at
+        if self.active is not None:  # what padding made of them is ignored
             values |= {k: np.where(self.active, values[k], before[k]) for k in first}
             values |= {k: values[k] * self.active.astype(values[k].dtype) for k in mean}
         if mean:
@@ -186,25 +186,25 @@ class Call:
     # ---------------------------------------------------------------- what is kept between calls
 
     def unflatten(self, values: Sequence[Any], other: Callable[[int], Any]) -> Any:
-        """A tree like params: a value for each of `chosen`, and `other(i)` for each other leaf."""
+        """Return a tree like params: a value for each of `chosen`, and `other(i)` for each other leaf."""
         found = dict(zip(self.chosen, values, strict=True))
         return self.treedef.unflatten([found[i] if i in found else other(i) for i in range(len(self.leaves))])
 
     def states(self, state: Any) -> list[Any] | None:
-        """The hook's state of each of `chosen`, this device's own."""
+        """Return the hook's states of `chosen`, this device's own."""
         if not isinstance(self.settings.comm_hook, CommHook):
             if state is not None:
                 raise TraceError("data_parallel: state=... is for a comm_hook with state, and there is none.")
             return None
         if state is None:
             raise TraceError(
-                "data_parallel: this comm_hook has a state. Make it with dp.init(params), and pass what each "
-                "dp.value_and_grad(params, *batch, state=state) returns third to the next."
+                "data_parallel: this comm_hook has a state. Make it with dp.init(params), and pass the third result of each "
+                "dp.value_and_grad(params, *batch, state=state) to the next."
             )
         return [optree.tree_map(self._own, s) for s in self._parts(state, "state")]
 
     def use_accumulated(self, accumulated: Any) -> None:
-        """Take what `accumulate` returned."""
+        """Use the gradients that `accumulate` returned."""
         if accumulated is None:
             return
         if self.settings.reduction == "mean" and self.active is not None:
@@ -216,7 +216,7 @@ class Call:
         self.loss_before, self.weight_before = self._own(accumulated.loss), self._own(accumulated.weight)
 
     def with_accumulated(self, k: int, gradient: Any) -> Any:
-        """A gradient of this batch (number `k` of `chosen`) with what was accumulated, which is not divided yet."""
+        """Return a gradient of this batch (number `k` of `chosen`) plus the accumulated one, which is not divided yet."""
         if self.gradients is None:
             return gradient
         before = self.gradients[k]
@@ -244,7 +244,7 @@ class Call:
     # ---------------------------------------------------------------- hooks
 
     def hooked(self, reducer: GradientReducer) -> Change:
-        """The function that puts a hook on each bucket of the parameters, by their positions in `chosen`."""
+        """Return the function that puts a hook on each bucket of the parameters, by their positions in `chosen`."""
         types = [self.types[i] for i in self.chosen]
         assignment = assign_buckets(types, self._completion_order(types), self.settings.caps)
 
@@ -259,9 +259,9 @@ class Call:
         return hook_all
 
     def _completion_order(self, types: Sequence[ArrayType]) -> list[int]:
-        """The numbers of the parameters that have a gradient, in the order in which a backward pass completes them.
+        """Return the numbers of the parameters that have a gradient, in the order in which a backward pass completes them.
 
-        Found by a trace that is discarded, with a separate hook on each parameter.
+        A trace finds it, with a separate hook on each parameter, and is discarded.
         """
         order: list[int] = []
 
@@ -286,13 +286,13 @@ def _applied(reduction: Reduction, gradients: Sequence[Any]) -> list[Any]:
 
 
 def pvary_over(value: Any, axes: Sequence[str]) -> Any:
-    """`value`, varying over all of the axes."""
+    """Return `value`, varying over all of the axes."""
     missing = tuple(a for a in axes if a not in value_type(value).varying)
     return pvary(value, missing) if missing else value
 
 
 def scalar(what: str, value: Any) -> Any:
-    """Return a scalar from a scalar or an array of one element, as a part of an array under P(axis) is."""
+    """Return a scalar from a scalar, or from an array of one element such as a device's part of an array under P(axis)."""
     value = as_traceable(value)
     if value_type(value).size != 1:
         raise ShapeError(f"data_parallel: {what} must be one number on each device, and is of type {value_type(value)}.")

@@ -26,12 +26,12 @@ class BucketRecord(NamedTuple):
     number: int
     names: tuple[str, ...]
     begin: int
-    """The number of equations that were recorded before."""
+    """The number of equations that were recorded before it."""
     end: int
 
 
 class TracedReducer(GradientReducer):
-    """The transpose of pvary for each bucket: all_reduce, or the user's hook. With it derivatives of one order exist.
+    """The transpose of pvary for each bucket: all_reduce, or the user's hook. It has first derivatives only.
 
     Parameters are positions in `Call.chosen`.
     """
@@ -65,8 +65,8 @@ class TracedReducer(GradientReducer):
     def _by_hook(self, hook: CommHook | Callable[[Bucket], Bucket], bucket: Bucket, members: Sequence[int]) -> Sequence[Any]:
         if bucket.index in self._reduced:
             raise TraceError(
-                f"data_parallel: comm_hook {self.name} is differentiated twice, and what it does to a gradient has no "
-                "derivative. Take second derivatives without a comm_hook."
+                f"data_parallel: comm_hook {self.name} is differentiated twice, and a hook has no derivative. Take second "
+                "derivatives without a comm_hook."
             )
         self._reduced.add(bucket.index)
         if isinstance(hook, CommHook) and self.states is None:

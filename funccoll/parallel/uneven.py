@@ -24,7 +24,7 @@ from ..job.job_context import on_device
 __all__ = ["uneven_batches"]
 
 ENDED, ACTIVE, NOTHING = 0, 1, 2
-"""States of a device before each step: its batches have ended, it has one, it has never had one."""
+"""States of a device before each step: its batches have ended, it has one, it never had one."""
 
 
 def uneven_batches(
@@ -96,7 +96,7 @@ def uneven_batches(
 
 
 def _position(mesh: Mesh, axes: Sequence[str], device: int) -> int:
-    """The position of a device along `axes`, the first one outermost."""
+    """Return the position of a device along `axes`, the first one outermost."""
     coordinates = mesh.coordinates(device)
     return functools.reduce(lambda index, a: index * mesh.shape[a] + coordinates[a], axes, 0)
 
@@ -127,7 +127,7 @@ class _Batches:
         return ACTIVE
 
     def _filled(self, batch: Any) -> Any:
-        """The batch with as many rows as `batch_size` says."""
+        """Return the batch with as many rows as `batch_size` says."""
         self.rows = 1
         size = self.batch_size
         if size is None:
@@ -146,7 +146,7 @@ class _Batches:
         return optree.tree_map(lambda leaf: _repeat_last_row(to_numpy(leaf, "uneven_batches: a batch"), missing), batch)
 
     def flat(self) -> tuple[list[Any], Any]:
-        """The leaves and the structure of the batch to go on with."""
+        """The leaves and the structure of the next batch."""
         batch: Any = self.padding
         return optree.tree_flatten(batch)
 
@@ -241,6 +241,6 @@ def _check(states: Sequence[int], along: Sequence[int], step: int, throw: bool, 
         )
     if without:
         raise UnevenBatchesError(
-            f"uneven_batches: {named(without)} had no batch at all, and others had, so that there is nothing to go on with. "
+            f"uneven_batches: {named(without)} had no batch at all, and others had, so there is nothing to continue with. "
             "Pass like=batch, a batch of real values with the shapes and dtypes of the others."
         )

@@ -320,7 +320,7 @@ def test_misuse():
     for call, kind, words in (
         (lambda: dp.step({"x": X[:2]}), ShardingError, "batch[0]['x'] of shape (2, 3) has 2 rows, which the 4 devices"),
         (lambda: dp.step(X, X[:6]), ShardingError, "batch[1] of shape (6, 3) has 6 rows, which the 4 devices along 'data'"),
-        (lambda: dp.step(X for _ in range(3)), TraceError, "batch[0] is of type generator, which is iterated over"),
+        (lambda: dp.step(X for _ in range(3)), TraceError, "batch[0] is of type generator, an iterator"),
         (lambda: dp.step(X, print), TraceError, "batch[1] is <built-in function print> of type builtin_function_or_method"),
         (lambda: parallel({"w": np.ones(3), "f": print}), TraceError, "params['f'] is <built-in function print> of type"),
     ):
