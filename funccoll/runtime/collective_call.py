@@ -1,4 +1,4 @@
-"""Collectives of a program as transports take them: each one call, with the operands of a rank or device."""
+"""Collectives of a program as transports execute them: each one call, with the operands of a rank or device."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ NATIVE_ALGORITHMS = {
     "nccl": "NCCL's own collective, between GPUs of a job, one for each process",
     "mpi": "MPI's own collective, between processes of several hosts or with FUNCCOLL_TRANSPORT=mpi",
 }
-"""Algorithms that are a transport's own: no schedule says what they do, so that they are not proved. Name -> description."""
+"""Algorithms that are a transport's own. No schedule describes them, so they are not proved. Name -> description."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """One array of a collective: shapes of a rank's input and output, and the dimensions that are cut and joined."""
+    """One array of a collective: the shapes of a rank's input and output, and the dimensions that are cut and joined."""
 
     shape: tuple[int, ...]
     out_shape: tuple[int, ...]
@@ -41,8 +41,8 @@ class Operand:
     dim: int = 0
     concat_dim: int = 0
     argument: int | None = None
-    """Its input, where an executable of several collectives has been given numbers for them (`bind_arguments`): argument
-    `argument` of the executable, or result ~argument of it. None for one that is not passed, as of a barrier."""
+    """The number of its input in an executable of several collectives (`bind_arguments`): argument `argument` of the
+    executable, or result ~argument of it. None if no input is passed, as for a barrier."""
     source: Var | None = field(default=None, compare=False, repr=False)
     """The variable of the program that it reads."""
     result: Var | None = field(default=None, compare=False, repr=False)
@@ -56,7 +56,7 @@ class Operand:
         return self.source, self.result
 
     def reads_result(self, begin: int) -> bool:
-        """True where it is a result of the executable, of those from number `begin` on."""
+        """True if it reads a result of the executable with a number of at least `begin`."""
         return self.argument is not None and ~self.argument >= begin
 
     @property
@@ -76,24 +76,24 @@ class Operand:
 
     def layout(self, collective: Collective) -> ChunkLayout:
         """The chunks of its input and output in a collective."""
-        from ..schedules.chunk_layout import ChunkLayout  # here: not every program needs schedules
+        from ..schedules.chunk_layout import ChunkLayout  # imported here: not every program needs schedules
 
         return ChunkLayout.of(collective, self.shape, self.dtype.itemsize, self.dim, self.concat_dim)
 
 
 class CopyGroups(NamedTuple):
-    """The groups of a collective where one process plays all devices, which holds equal values of several devices once."""
+    """The groups of a collective if one process plays all devices. It holds equal values of several devices once."""
 
     size: int
     """Distinct copies of the operand."""
     groups: tuple[tuple[int, ...], ...]
     """The copies that communicate, by rank: each is in one group."""
     results: tuple[tuple[int, int], ...]
-    """By copy of the result, the group which makes it, and a rank that has it."""
+    """By copy of the result: the group that makes it, and a rank that has it."""
 
 
 def groups_of(eqn: Equation, mesh: Mesh) -> ReplicaGroups:
-    """The groups of a mesh's devices that communicate in a collective."""
+    """Return the groups of a mesh's devices that communicate in a collective."""
     return mesh.replica_groups(eqn.axes())
 
 
@@ -105,12 +105,12 @@ NOTHING = Operand((0,), (0,), np.dtype(np.uint8))
 class CollectiveCall:
     """One collective with its proved schedule, over all groups of devices at once.
 
-    The compiler builds it once from an equation; a transport derives from it whatever it executes.
+    The compiler builds it once from an equation. A transport derives from it whatever it executes.
     """
 
     groups: ReplicaGroups
     schedule: Schedule
-    """Of a native collective, the schedule that says what it computes."""
+    """The schedule. For a native collective it says what the collective computes."""
     op: str
     operands: tuple[Operand, ...]
     key: str
@@ -118,20 +118,20 @@ class CollectiveCall:
     source: Source | None = None
     """The user's line."""
     native: str = ""
-    """The name in NATIVE_ALGORITHMS of what a transport itself executes; empty for the schedule."""
+    """The name in NATIVE_ALGORITHMS if the transport itself executes it; empty for the schedule."""
     definition: Primitive | None = field(default=None, compare=False, repr=False)
     params: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """The parameters of the definition's reference."""
     program: Program | None = field(default=None, compare=False, repr=False)
-    """The program that it is of, whose fingerprint begins the key."""
+    """The program that contains it. The program's fingerprint begins the key."""
     argument_types: str = field(default="", compare=False, repr=False)
-    """The types of the program's arguments, which the key determines: for errors."""
+    """The types of the program's arguments, for errors. The key determines them."""
 
     @classmethod
     def of_equation(
         cls, eqn: Equation, schedule: Schedule, key: str, mesh: Mesh, program: Program, argument_types: str
     ) -> CollectiveCall:
-        """The call of an equation."""
+        """Return the call of an equation."""
         how, algorithm = lowering(eqn), eqn.params["algorithm"]
         operands = [
             Operand(how.input_shape(a.type.shape), out.type.shape, a.type.dtype, how.cut_dim, how.concat_dim, None, a, out)
@@ -159,7 +159,7 @@ class CollectiveCall:
         assert self.groups.size == self.schedule.nranks, f"a schedule of {self.schedule.nranks} ranks for {self.groups.ranks}"
 
     def groups_of_copies(self, mesh: Mesh, varying: frozenset[str], out_varying: frozenset[str]) -> CopyGroups:
-        """The groups of an operand's copies, where one process plays all devices: it and the result vary over these axes.
+        """Return the groups of an operand's copies, if one process plays all devices. Operand and result vary over these axes.
 
         Raises MeshError for a device that is in no group, and for devices that have one copy and must have several.
         """
@@ -213,7 +213,7 @@ class CollectiveCall:
         return str(collective), op, shapes, dtypes, over, algorithm, line, self.key, self.argument_types
 
     def hash(self, segments: Sequence[Mapping[int, ChunkLayout]], is_shared: bool = False) -> int:
-        """A hash of the call and of how its arrays are cut, odd; a rank publishes it when it enters, and peers compare it."""
+        """A hash of the call and of how its arrays are cut, odd. A rank publishes it when it enters, and peers compare it."""
         cut = [[(i, layout.ranges) for i, layout in segment.items()] for segment in segments]
         shared = " shared" if is_shared else ""
         text = f"{self.key} {self.schedule!r} {self.schedule.digest} {self.op} {self.operands} {cut}{shared}"
@@ -225,7 +225,7 @@ def bind_arguments(
 ) -> tuple[list[CollectiveCall], tuple[Var, ...], tuple[Var, ...]]:
     """(the calls with numbers for their operands, the variables that they read from outside, those they make).
 
-    For an executable of all of them. Each variable is one argument, in the order of the first reads.
+    The numbers are for an executable of all the calls. Each variable is one argument, in the order of the first reads.
     """
     operands = [operand for call in calls for operand in call.operands]
     outputs = tuple(o.result for o in operands if o.result is not None)

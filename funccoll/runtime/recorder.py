@@ -1,13 +1,13 @@
-"""Recording of what this process does when, in files of its own, while it happens: the raw data of a measured profile.
+"""Recording of what this process does and when, in files of its own, while it happens: the raw data of a measured profile.
 
-A run's folder has for each rank `rank-R.jsonl`, one JSON object in a line: first the head, then *definitions* (a plan, a
-program, a segment, a line of the user's), each written before anything refers to it; and for each of its threads
-`rank-R.thread-T.rows`, rows of four int64s as `kernels.kernel_context` has them. A row's place is `number of a
-definition << 32 | word`, where the word is the index of an instruction in a plan's code, or CALL for the whole of it.
+A run's folder has two kinds of files for each rank. `rank-R.jsonl` has one JSON object in a line. First comes the head, then
+*definitions* (a plan, a program, a segment, a user's line), each written before anything refers to it. For each thread of the
+rank, `rank-R.thread-T.rows` has rows of four int64s as `kernels.kernel_context` has them. A row's place is
+`number of a definition << 32 | word`. The word is the index of an instruction in a plan's code, or CALL for the whole plan.
 
-Rows wait in memory, and are appended to the file four times a second, by the thread itself, between calls. A file system may
-take tens of milliseconds for that, which rows tell; pages of a mapped file would take them in the middle of an instruction.
-Nothing here knows what a program is; those that can be recorded `register`.
+Rows wait in memory. The thread itself appends them to the file four times a second, between calls. A file system may take tens
+of milliseconds for that, and rows record it. Pages of a mapped file would take that time in the middle of an instruction. This
+module does not know programs; objects that can be recorded `register`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Recordable(Protocol):
     """An object whose executions can be recorded."""
 
     def record(self, recorder: Recorder | None) -> None:
-        """Record executions from now on; with None no more."""
+        """Record executions from now on, into a recorder; with None stop."""
         ...
 
 
@@ -87,11 +87,11 @@ class Recorder:
 
     def _write(self, fields: Mapping[str, Any]) -> None:
         text = (json.dumps(fields) + "\n").encode()
-        while text:  # a disk that fills takes a part
+        while text:  # a disk that fills up takes only a part
             text = text[os.write(self._definitions, text) :]
 
     def define(self, key: Hashable, make: Callable[[], Mapping[str, Any]]) -> int:
-        """The number of a definition, which `make` describes when it is new. The key is kept as long as the recorder."""
+        """Return the number of a definition. `make` describes it if it is new. The key is kept as long as the recorder."""
         found = self._numbers.get(key)
         if found is None:
             with self._lock:
@@ -103,14 +103,14 @@ class Recorder:
         return found
 
     def line(self) -> int:
-        """The number of the user's line that is executed now; 0 when there is none."""
+        """Return the number of the user's line that runs now; 0 if there is none."""
         source = user_source()
         if source is None:
             return 0
         return self.define(source, lambda: {"kind": "line", "source": str(source)})
 
     def rows(self) -> RowFile | None:
-        """The calling thread's file; None after the end."""
+        """Return the calling thread's file; None after the end."""
         if self.ended:
             return None
         found = getattr(self._threads, "file", None)
@@ -124,7 +124,7 @@ class Recorder:
         return found
 
     def run(self, function: Callable[..., Any], place: Callable[[], int], arguments: tuple[Any, ...], line: bool) -> Any:
-        """The value of a call, which is recorded as one row; `line` says whether with the user's line that called it."""
+        """Return the value of a call, and record the call as one row. `line`: with the user's line that called it."""
         if self.ended:
             return function(*arguments)
         begin = time.monotonic_ns()
@@ -140,7 +140,7 @@ class Recorder:
             self.add(where, start, time.monotonic_ns(), number)
 
     def sample(self, begin: int | None = None) -> int:
-        """Write how long this thread had a processor, if that was not done just before; returns the time. Raises OSError.
+        """Write how long this thread had a processor, unless that was just done; returns the time. Raises OSError.
 
         `begin` is the time since which this process has only recorded.
         """
@@ -155,7 +155,7 @@ class Recorder:
         return now
 
     def add(self, place: int, start: int, end: int, detail: int) -> None:
-        """Write a row of the calling thread, unless it is writing one already (a signal handler's call)."""
+        """Write a row of the calling thread, unless it is already writing one (a call in a signal handler)."""
         try:
             file = self.rows()
             if file is not None and file.lock.acquire(blocking=False):
@@ -170,13 +170,13 @@ class Recorder:
             self.give_up(error)
 
     def release(self, file: RowFile) -> None:
-        """Release a file's lock, and close the file when the profile has ended meanwhile."""
+        """Release a file's lock, and close the file if the profile ended meanwhile."""
         file.lock.release()
         if self.ended:
             self._close(file)
 
     def give_up(self, error: OSError) -> None:
-        """Stop recording on this rank, because nothing more can be written: the program goes on."""
+        """Stop recording on this rank, because it cannot write any more. The program continues."""
         if not self.ended:
             self._warn_of_end(error)
             self.end(system_reason(error))
@@ -186,9 +186,9 @@ class Recorder:
         warnings.warn(text, RuntimeWarning, 3)
 
     def end(self, why: str = "") -> None:
-        """Write the end, and close all files; those in which other threads write now are closed by them.
+        """Write the end, and close all files. Threads that are writing now close theirs.
 
-        Warns when not all can be written, unless `why` says so already.
+        Warns if not all can be written, unless `why` says so already.
         """
         told = bool(why)
         with self._lock:
@@ -206,7 +206,7 @@ class Recorder:
             self._warn_of_end(error)
 
     def _close(self, file: RowFile) -> OSError | None:
-        """Close a file that no thread writes now. Returns the error for which the rest cannot be written."""
+        """Close a file that no thread is writing. Returns the error that kept the rest from being written."""
         if file.lock.acquire(blocking=False):
             try:
                 return None if file.closed else file.close()
@@ -216,7 +216,7 @@ class Recorder:
 
 
 def _clock() -> str:
-    """The name of this process's monotonic clock: the boot's, and the time namespace's, which may have an offset."""
+    """Return the name of this process's monotonic clock: the boot's, and the time namespace's, which may have an offset."""
     namespace = ""
     with suppress(OSError):
         namespace = os.readlink("/proc/self/ns/time")
@@ -231,7 +231,7 @@ def _cannot_write(folder: Path, error: OSError) -> ProfileError:
 
 
 class _Lines:
-    """One call of a function that says when it comes to the next of its parts: a row for each."""
+    """One call of a function that reports when it begins the next of its parts: a row for each."""
 
     def __init__(self, recorder: Recorder, numbers: Sequence[int], start: int):
         self._recorder, self._numbers, self._start, self._at = recorder, numbers, start, -1
@@ -242,7 +242,7 @@ class _Lines:
         self._at += 1
 
     def end(self) -> None:
-        """End the present one."""
+        """End the current part."""
         if self._at >= 0:
             now = time.monotonic_ns()
             self._recorder.add(self._numbers[self._at] << 32 | CALL, self._start, now, 0)
@@ -252,9 +252,10 @@ class _Lines:
 def recorded_lines(
     recorder: Recorder, plain: Callable[..., Any], marked: Callable[[], Callable[..., Any]], parts: Sequence[Mapping[str, Any]]
 ) -> Callable[..., Any]:
-    """A function like `plain` which records each of its parts, of these definitions, as a row.
+    """Return a function like `plain` that records each of its parts, of these definitions, as a row.
 
-    `marked` gives, when it is wanted, one that computes the same, and calls its first argument where each part begins.
+    `marked` returns, when it is called, a function that computes the same, and calls its first argument at the beginning of
+    each part.
     """
     numbers: list[int] = []
 
@@ -283,8 +284,8 @@ def recorded_lines(
 def recorded(
     recorder: Recorder, function: Callable[..., Any], about: Mapping[str, Any], line: bool = False
 ) -> Callable[..., Any]:
-    """A function that calls another one, and records each call as a row of this definition."""
-    place = functools.partial(recorder.define, object(), lambda: about)  # the key keeps nothing alive
+    """Return a function that calls another one, and records each call as a row of this definition."""
+    place = functools.partial(recorder.define, object(), lambda: about)  # the key keeps no object alive
 
     def call(*arguments: Any) -> Any:
         return recorder.run(function, place, arguments, line)
@@ -296,7 +297,7 @@ def recorded(
 
 
 class _Recording:
-    """The profile that this process records now, and everything in it that can be recorded."""
+    """The profile that this process records now, and all objects in it that can be recorded."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -323,7 +324,7 @@ def _hook_forks() -> None:
 
 def register(thing: Recordable) -> None:
     """Let a profile record this object's executions, as long as it lives."""
-    _hook_forks()  # a child may register something, too, when another thread had the lock at the fork
+    _hook_forks()  # a child may also register objects, although another thread had the lock at the fork
     with _NOW.lock:
         _NOW.recordables[id(thing)] = thing
         if _NOW.active is not None:
@@ -334,7 +335,7 @@ def begin(directory: str | os.PathLike[str], rank: int, nranks: int, run: str) -
     """Begin to record this process, rank `rank` of `nranks`, into a new folder of `directory`.
 
     `run` names the job: the n-th profile of each of its processes into one directory goes to the same folder. Raises
-    ProfileError when another profile is being recorded, and when nothing can be written there.
+    ProfileError if another profile is being recorded, or nothing can be written there.
     """
     with _NOW.lock:
         if _NOW.active is not None:
@@ -356,7 +357,7 @@ def begin(directory: str | os.PathLike[str], rank: int, nranks: int, run: str) -
 
 
 def _folder_name(run: str) -> str:
-    """A run's name as that of a folder: equal for equal names, else different."""
+    """Return a run's name as the name of a folder: equal for equal names, else different."""
     name = re.sub(r"[^A-Za-z0-9.]+", "_", run).strip("._")[:40]
     return name if name == run else f"{name or 'run'}-{hashlib.sha256(run.encode()).hexdigest()[:8]}"
 
@@ -391,7 +392,7 @@ def end(recorder: Recorder) -> None:
 
 @contextmanager
 def compiling(name: str) -> Iterator[None]:
-    """Record the block, in which no call is recorded, as the compiling of a function; without a profile nothing."""
+    """Record the block, which contains no recorded call, as the compilation of a function; without a profile do nothing."""
     recorder = _NOW.active
     if recorder is None:
         yield
@@ -406,7 +407,7 @@ def compiling(name: str) -> Iterator[None]:
 
 
 def begin_from_environment(rank: int, nranks: int, run: str) -> Recorder | None:
-    """Begin the profile that FUNCCOLL_PROFILE asks for, once in a process; None when there is nothing to begin."""
+    """Begin the profile that FUNCCOLL_PROFILE asks for, once in a process. Returns None if there is nothing to begin."""
     if _NOW.read_environment or not PROFILE.read():
         return None
     with _NOW.lock:

@@ -17,18 +17,18 @@ from ..kernels.kernel_context import ROW
 __all__ = ["RECORDING", "SAMPLE", "RowFile"]
 
 SAMPLE = 1
-"""The place of a row of a moment (its start): its end is how many nanoseconds the thread had been on a processor until then,
-its detail how many it had been ready without one."""
+"""The place of a row of a moment, its start. Its end counts the nanoseconds that the thread had been on a processor by then.
+Its detail counts those that it had been ready without one."""
 RECORDING = 2
-"""The place of a row of time that recording itself took, for more than a few calls of the clock."""
+"""The place of a row for the time that recording itself took, if that is more than a few calls of the clock."""
 
 _ROW_WORDS = ROW.size // 8
 _BUFFER_WORDS = _ROW_WORDS << 13
 _FLUSH_NS = 250_000_000
-"""Nanoseconds of rows that a process which is killed loses, about."""
+"""Nanoseconds of rows that are lost, about, if the process is killed."""
 _RECORDING_NS = 50_000
 _SAMPLE_NS = 200_000
-"""Nanoseconds after which a thread asks again how long it had no processor."""
+"""Nanoseconds after which a thread measures again how long it had no processor."""
 
 
 class RowFile:
@@ -47,11 +47,13 @@ class RowFile:
 
     @property
     def span(self) -> tuple[int, int]:
-        """The addresses of the next row, and behind the last one."""
+        """The address of the next row, and the end of the last one."""
         return self._begin + 8 * self._at, self._begin + 8 * _BUFFER_WORDS
 
     def move_to(self, address: int, now: int) -> None:
-        """Go on at this address, up to which a kernel has written rows; one that it left in the middle ends `now` so far."""
+        """Continue at this address, up to which a kernel wrote rows. If it left a row in the middle, the row ends `now`, for
+        the time being.
+        """
         self._at = (address - self._begin) // 8
         if now and self._at < _BUFFER_WORDS and self._view[self._at]:
             self._view[self._at + 2] = now
@@ -66,20 +68,20 @@ class RowFile:
             self.recording(begin)
 
     def flush(self) -> None:
-        """Append to the file what is new, but for a row in the middle. Raises OSError."""
+        """Append new rows to the file, except a row in the middle. Raises OSError."""
         self._flushed = time.monotonic_ns()
-        while self._written < 8 * self._at:  # a disk that fills takes a part
+        while self._written < 8 * self._at:  # a disk that fills up takes only a part
             self._written += os.write(self._fd, self._bytes[self._written : 8 * self._at])
 
     def flush_sometimes(self, now: int, in_the_middle: bool = False) -> None:
-        """`flush`, if that was not done for a while. Raises OSError."""
+        """`flush`, unless that was done recently. Raises OSError."""
         if now - self._flushed > _FLUSH_NS:
             self.flush()
             if not in_the_middle:
                 self.recording(now)
 
     def add(self, place: int, start: int, end: int, detail: int) -> None:
-        """Write a row behind the others, and behind one of a kernel that was left in the middle. Raises OSError."""
+        """Write a row after the others, also after a kernel's row that was left in the middle. Raises OSError."""
         self.make_room()
         if self._view[self._at]:
             self._at += _ROW_WORDS
@@ -90,7 +92,7 @@ class RowFile:
         self._at = at + _ROW_WORDS
 
     def sample(self, now: int) -> None:
-        """Write how long this thread had a processor, if that was not done just before. Raises OSError."""
+        """Write how long this thread had a processor, unless that was just done. Raises OSError."""
         if now - self._sampled > _SAMPLE_NS:
             self._sampled = now
             self.add(SAMPLE, now, time.thread_time_ns(), self._processor.without_ns())
@@ -103,7 +105,7 @@ class RowFile:
         return now
 
     def close(self) -> OSError | None:
-        """Write the rest, also a row in the middle. Returns the error for which it cannot be written."""
+        """Write the rest, also a row in the middle. Returns the error that kept it from being written."""
         self.closed, found = True, None
         if self._at < _BUFFER_WORDS and self._view[self._at]:
             self._at += _ROW_WORDS
@@ -119,8 +121,8 @@ class RowFile:
 class _ProcessorTime:
     """The time in which this thread was ready and had no processor: Linux's run_delay, or an estimate from getrusage.
 
-    Source: Documentation/scheduler/sched-stats.rst; without it a thread that has not given its processor away (`ru_nvcsw`)
-    had none whenever its processor time stood still.
+    Source: Documentation/scheduler/sched-stats.rst. Without run_delay, a thread that has not yielded its processor (`ru_nvcsw`)
+    is taken to have had none whenever its processor time stood still.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""The transport seam: the interface to the collectives of a mesh. (That to the memory of its arrays is `device`.)
+"""The transport seam: the interface to the collectives of a mesh. The interface to the memory of its arrays is `device`.
 
-A mesh gets its transport from `make_mesh`. The compiler asks it for the collectives of a program; nothing
-else in funccoll knows how devices communicate. Transports are found by name and imported on first use.
+A mesh gets its transport from `make_mesh`, and the compiler asks the transport for the collectives of a program. No other part
+of funccoll knows how devices communicate. Transports are found by name and imported on first use.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 ArgumentCheck = Callable[[Sequence[Any], Sequence[np.ndarray | None]], None]
-"""A check of a call's arguments, from this process's blocks of them, and the global values of those that are not Arrays."""
+"""A check of a call's arguments: this process's blocks of them, and the global values of those that are not Arrays."""
 
 _MODULES = {
     "local": "local.local_transport",
@@ -58,24 +58,24 @@ _BETWEEN_PROCESSES = "shm", "mpi"
 
 
 class CollectiveExecutable:
-    """Compiled collectives of a program, which a transport derives from this: a call runs them, from copies to copies."""
+    """Compiled collectives of a program, from which a transport derives its own. A call runs them, from copies to copies."""
 
     returns_tuple: bool = True
-    """False for one output whose copies are returned alone."""
+    """False if there is one output and its copies are returned without a tuple."""
     is_native: bool = True
-    """False where it computes in Python, and needs the context of generated programs also where it is all of one."""
+    """False if it computes in Python. It then needs the context of generated programs, even if it is the whole program."""
     is_recorded: bool = False
-    """True where it records itself in profiles, as a `recorder.Recordable`."""
+    """True if it records itself in profiles, as a `recorder.Recordable`."""
     packed: Callable[[tuple[Any, ...]], Any] | None = None
-    """The function of all arguments in one tuple, which spares packing them; None where there is none."""
+    """The function of all arguments in one tuple, which saves packing them; None if there is none."""
     inputs: tuple[Var, ...] = ()
     outputs: tuple[Var, ...] = ()
 
     @property
     def agreement(self) -> SharedMemoryExecutable | None:
-        """The collectives in host memory in which processes compare what they call: itself where these are all that it is.
+        """The collectives in host memory by which processes compare their calls; itself if these are all of its collectives.
 
-        None where there is one process.
+        None if there is one process.
         """
         return None
 
@@ -89,7 +89,7 @@ class CollectiveExecutable:
         raise NotImplementedError
 
     def start(self, *copies: Copies) -> Work:
-        """Start a call, whose operands these are. It has ended when this returns: asynchronous collectives are planned."""
+        """Start a call on these operands. It has ended when this returns: asynchronous collectives are planned."""
         work = Work(copies)
         try:
             work.run(self)
@@ -99,7 +99,7 @@ class CollectiveExecutable:
 
     @property
     def completed_last_call(self) -> bool:
-        """True when this thread's last call has done all that other processes wait for, also if an exception has left it."""
+        """True if this thread's last call did all that other processes wait for, even if it raised."""
         return self.agreement is not None and self.agreement.completed_last_call
 
 
@@ -122,7 +122,7 @@ class FunctionExecutable(CollectiveExecutable):
 
 
 class AgreedExecutable(CollectiveExecutable):
-    """Collectives that are executed elsewhere when the hosts of all ranks have agreed that they are in the same ones.
+    """Collectives that are executed elsewhere, after the hosts of all ranks agreed that all are in the same ones.
 
     A call begins with `begin`, before anything can be raised.
     """
@@ -136,23 +136,23 @@ class AgreedExecutable(CollectiveExecutable):
         return self._agreement
 
     def begin(self) -> None:
-        """Forget the last call, unless it is another thread's: then this one is refused."""
+        """Forget the last call. Raises if it is another thread's."""
         self._agreement.forget_last_call()
 
 
 ONE_BY_ONE = "fc.debug.disable_jit"
-"""The name of programs of one operation, which stands in their identity: the operations of a function that is not compiled."""
+"""The name of programs of one operation, as part of their identity: the operations of a function that is not compiled."""
 
 
 class FirstCall(Protocol):
     """The first call of a program."""
 
     def note(self, arguments: Sequence[Any], values: Sequence[np.ndarray | None]) -> None:
-        """Take note of its arguments, and of those that are this process's own global values: None for others, and on a GPU."""
+        """Note its arguments, and those that are this process's own global values: None for others, and on a GPU."""
         ...
 
     def compare(self, alone: bool = False) -> None:
-        """Compare with the notes of other processes, when the call is complete. Raises ShardingError where values differ.
+        """Compare with the notes of other processes, when the call is complete. Raises ShardingError if values differ.
 
         `alone` says that the program has no collective.
         """
@@ -162,19 +162,19 @@ class FirstCall(Protocol):
 class Transport:
     """The interface of a transport, to one mesh.
 
-    A transport derives from it. What is written here is right where one process plays all devices, and has nothing to compare.
+    A transport derives from it. The methods here fit a process that plays all devices, and has nothing to compare.
     """
 
     name: str
     device: Device
-    """Where its arrays are."""
+    """The device of its arrays."""
     native_algorithms: tuple[str, ...] = ()
     """The names of `collective_call.NATIVE_ALGORITHMS` that its collectives can have."""
 
     def native_algorithm(
         self, kind: str, op: str, dtypes: Sequence[np.dtype], nbytes: int, nranks: int, options: Mapping[str, Any]
     ) -> str | None:
-        """Return the native algorithm of a collective for which the user names none, where it costs less; None for a schedule.
+        """Return the native algorithm of a collective for which the user names none, if it costs less; None for a schedule.
 
         `nbytes` and `options` are those of `schedules.model.select`.
         """
@@ -185,33 +185,34 @@ class Transport:
     ) -> Iterable[CollectiveExecutable]:
         """Compile adjacent collectives of a program, barriers included.
 
-        The outputs of a process that plays one device are memory of their own; those of virtual devices may be shared with
-        operands. With `share_results`, the same on all ranks, a large result that is equal on all of them may be one array in
-        memory: nothing writes into results.
+        The outputs of a process that plays one device have their own memory; those of virtual devices may share it with
+        operands. With `share_results`, which is the same on all ranks, a large result that is equal on all of them may be one
+        array in memory: results are never written to.
         """
         raise NotImplementedError
 
     def note_exception(self, executables: Sequence[CollectiveExecutable], done: int, error: BaseException) -> None:
-        """Take note of an exception that leaves a program after `done` of its collectives, which these are in order.
+        """Note an exception that leaves a program after `done` of its collectives. `executables` are in order.
 
-        When a process goes on after an exception that others have not had, the next collective is refused on all of them.
-        An exception of one process is one of all its devices.
+        If a process continues after an exception that others did not have, the next collective raises on all of them. An
+        exception of one process is one of all its devices.
         """
 
     def lose_progress(self) -> None:
-        """End the collectives of this process: an exception has left a program, and another one came before it was noted.
+        """End the collectives of this process: an exception left a program, and another one came before it was noted.
 
-        A second interrupt, no memory, no more depth of recursion: this raises nothing that `note_exception` would not have.
+        The second one may be an interrupt, a lack of memory, or the limit of recursion. This raises nothing that
+        `note_exception` would not raise.
         """
 
     def decision(
         self, executables: Sequence[CollectiveExecutable], kind: str, source: Source | None, identity: str
     ) -> Callable[[int], None] | None:
-        """Return a function that takes note of a decision which encloses these collectives; None where none can differ.
+        """Return a function that notes a decision around these collectives; None if no decision can differ.
 
-        It is called with the iterations of a "loop" behind its end, or with the number of a "branch" before it is taken. When
-        processes of one collective have not decided alike, the next one is refused on all of them. `identity` is equal on all.
-        Virtual devices that decide differently are run one by one.
+        It is called with the iterations of a "loop" after its end, or with the number of a "branch" before it is taken. If
+        processes of one collective decided differently, the next one raises on all of them. `identity` is equal on all. Virtual
+        devices that decide differently run one by one.
         """
         return None
 
@@ -222,7 +223,7 @@ class Transport:
         layouts: Sequence[ArrayLayout],
         name: Callable[[int], str],
     ) -> FirstCall | None:
-        """Return the first call of a program with these collectives; None where no arguments have to be compared.
+        """Return the first call of a program with these collectives; None if no arguments have to be compared.
 
         `identity` is the program's, equal on all processes; `name` names the i-th argument.
         """
@@ -233,21 +234,21 @@ class Transport:
     ) -> np.ndarray:
         """Return the global value of this process's block of an array, on every process; all must call it.
 
-        Of a `named` Array the values that the processes were given are compared when a line of the user gathers it first.
-        A process that plays all devices has no block to gather: its Arrays are whole.
+        For a `named` Array, the values that the processes were given are compared when a user's line first gathers it. A
+        process that plays all devices has no block to gather: its Arrays are whole.
         """
         return block.copy()
 
     def compare_replicas(self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]) -> ArgumentCheck | None:
-        """Return a check of a call's arguments: it raises ShardingError where two that must be equal differ.
+        """Return a check of a call's arguments: it raises ShardingError if two that must be equal differ.
 
-        `name` names the i-th argument. None where a value that is equal on all devices is held once.
+        `name` names the i-th argument. None if a value that is equal on all devices is held once.
         """
         return None
 
 
 class AgreedTransport(Transport):
-    """A transport between GPUs of several processes, which compare what they call by way of their hosts' memory.
+    """A transport between GPUs of several processes, which compare their calls through their hosts' memory.
 
     host: the transport of the same mesh in host memory.
     """
@@ -256,7 +257,7 @@ class AgreedTransport(Transport):
         self.host = host
 
     def note_exception(self, executables: Sequence[CollectiveExecutable], done: int, error: BaseException) -> None:
-        """See `Transport`. An exception after an agreement has ended the job already; any other one is the host's to note."""
+        """See `Transport`. An exception after an agreement has ended the job already; the host notes all others."""
         self.host.note_exception(executables, done, error)
 
     def lose_progress(self) -> None:
@@ -282,7 +283,7 @@ class AgreedTransport(Transport):
     def gather_whole(
         self, block: Any, shape: tuple[int, ...], sharding: Sharding, named: tuple[str, Array] | None = None
     ) -> np.ndarray:
-        """See `Transport`. By way of the hosts, where the value is wanted."""
+        """See `Transport`. It goes through the hosts, because the value is wanted there."""
         return self.host.gather_whole(self._download(block), shape, sharding, named)
 
     def compare_replicas(self, mesh: Mesh, layouts: Sequence[ArrayLayout], name: Callable[[int], str]) -> ArgumentCheck | None:
@@ -302,17 +303,17 @@ class JobTransport(Protocol):
 
     name: str
     message_library: MessageLibrary | None
-    """The library that passes messages between hosts; None where there is one host."""
+    """The library that passes messages between hosts; None if there is one host."""
 
     def __init__(self, joined: JoinedJob): ...
 
     @staticmethod
     def meet(job: JobSpec, timeout: float) -> JoinedJob:
-        """Meet all processes of the job. Raises RendezvousError when some have not come after `timeout` seconds."""
+        """Wait for all processes of the job. Raises RendezvousError if some have not come after `timeout` seconds."""
         ...
 
     def failure_words(self) -> np.ndarray:
-        """Return the int64 words in which `job.watch` publishes failures: shared between processes where memory is."""
+        """Return the int64 words in which `job.watch` publishes failures: shared between processes if memory is."""
         ...
 
     def join(self, world: Membership) -> None:
@@ -320,25 +321,25 @@ class JobTransport(Protocol):
         ...
 
     def for_mesh(self, number: int) -> Transport:
-        """Return the transport of the `number`-th mesh that this process makes; numbers below 0 are of those from pickles.
+        """Return the transport of the `number`-th mesh that this process makes; meshes from pickles have numbers below 0.
 
-        Collectives over different meshes never meet, so that threads with a mesh each do not disturb each other.
+        Collectives over different meshes are never matched, so threads with a mesh each do not disturb each other.
         """
         ...
 
     def compare_mesh(self, number: int, axes: Mapping[str, int], source: str) -> None:
         """Compare the `number`-th mesh that this process makes, at that line, with the same one of others.
 
-        Raises MeshError where another process is known to have made another one.
+        Raises MeshError if another process is known to have made another one.
         """
         ...
 
     def end(self, why: str) -> None:
-        """Refuse all later collectives in this process with this sentence."""
+        """Make all later collectives in this process raise an error with this sentence."""
         ...
 
     def close(self) -> None:
-        """Release the memory. Arrays that are alive stay valid."""
+        """Release the memory. Arrays that are in use stay valid."""
         ...
 
     def before_fork(self) -> None:
@@ -346,27 +347,27 @@ class JobTransport(Protocol):
         ...
 
     def after_fork(self) -> None:
-        """Go on after a fork of this process, or one that failed."""
+        """Continue after a fork of this process, or a failed one."""
         ...
 
     def disown(self, most: int | None) -> None:
-        """Leave the memory to the parent, in a forked child, in which arrays must stay what they are.
+        """Leave the memory to the parent, in a forked child. Arrays there must keep their values.
 
-        The parent goes on when this is done. At most `most` bytes are copied; a child that would need more is ended.
-        With None nothing is copied: the child is about to execute another program.
+        The parent continues when this is done. At most `most` bytes are copied; a child that would need more is ended. With
+        None nothing is copied: the child is about to execute another program.
         """
         ...
 
 
 def load_transport(name: str) -> Any:
-    """Import a transport's module, which has its class, or a function that makes it, as `IMPLEMENTATION`."""
+    """Import a transport's module. Its class, or a function that makes it, is `IMPLEMENTATION`."""
     return importlib.import_module(f"..transports.{_MODULES[name]}", __package__).IMPLEMENTATION
 
 
 def choose_job_transport(job: JobSpec) -> type[JobTransport]:
-    """Return the transport of a job of several processes: "mpi" across hosts, else "shm". FUNCCOLL_TRANSPORT can say "mpi".
+    """Return the transport of a job of several processes: "mpi" across hosts, else "shm". FUNCCOLL_TRANSPORT may say "mpi".
 
-    Raises: RendezvousError where it says something else, or where the launcher does not bring MPI.
+    Raises RendezvousError if it says something else, or the launcher does not provide MPI.
     """
     said = TRANSPORT.read()
     if said not in ("", *_BETWEEN_PROCESSES):

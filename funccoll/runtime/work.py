@@ -1,4 +1,4 @@
-"""Started calls of collectives: the state and the result of each, for a caller which goes on meanwhile."""
+"""Started calls of collectives: the state and the result of each, for a caller that continues meanwhile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class WorkState(enum.Enum):
 
 
 class Work:
-    """One call, which owns its operands until it has ended: before, nothing may write into them.
+    """One call. It owns its operands until it has ended: do not write to them before.
 
     source: the user's line that started it.
     """
@@ -35,8 +35,7 @@ class Work:
     def run(self, function: Callable[..., Any]) -> None:
         """Call a function of the operands, until it has ended.
 
-        An exception is raised where the result is asked for; an interrupt (a BaseException that is not an Exception) is
-        raised as well.
+        `result` raises its exception. An interrupt (a BaseException that is not an Exception) is also raised here.
         """
         assert self.state is WorkState.NOT_STARTED, f"the call is {self.state.value}"
         assert self._operands is not None
@@ -51,10 +50,10 @@ class Work:
             self.state = WorkState.COMPLETE
         finally:
             self._operands = None
-            del self  # the exception has this frame: a cycle would keep the arrays of a call that has failed
+            del self  # the exception has this frame: a cycle would keep the arrays of a failed call
 
     def test(self) -> bool:
-        """Return True when the call has ended, well or not; it never waits."""
+        """Return True if the call has ended, with or without an exception; never waits."""
         return self.state in (WorkState.COMPLETE, WorkState.FAILED)
 
     def wait(self) -> None:
@@ -75,7 +74,7 @@ class Work:
             del self  # see `run`
 
     def exception(self) -> BaseException | None:
-        """Return the exception of a call that has ended; None where it has ended well, or goes on."""
+        """Return the exception of a call that has ended; None if it has none, or the call is still running."""
         return self._exception
 
     def __repr__(self) -> str:
