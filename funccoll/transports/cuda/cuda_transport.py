@@ -1,4 +1,4 @@
-"""The GPU of this process, or a sentence on why there is none, and the transports of meshes on it."""
+"""The GPU of this process, or a sentence that says why there is none, and the transports of meshes on it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["IMPLEMENTATION", "current_gpu", "gpu_transport", "missing", "use_own
 
 
 def missing(cupy: Any) -> str | None:
-    """The reason why no GPU can be used through this CuPy, with the remedy; None when one can."""
+    """The reason why no GPU can be used through this CuPy, with the remedy; None if one can."""
     runtime = cupy.cuda.runtime
     driver, built = runtime.driverGetVersion(), runtime.runtimeGetVersion()
     if not driver:
@@ -44,7 +44,7 @@ def _version(number: int) -> str:
 def use_own(cupy: Any, rank: int) -> int:
     """Make a rank's GPU the current one of this thread, and return its number: the program's choice, else one for each in turn.
 
-    The first GPU counts as no choice, because CuPy begins with it.
+    The first GPU does not count as a choice, because CuPy begins with it.
     """
     chosen = cupy.cuda.Device().id or rank % cupy.cuda.runtime.getDeviceCount()
     cupy.cuda.Device(chosen).use()
@@ -82,7 +82,7 @@ def current_gpu(rank: int | None = None) -> Gpu:
 def gpu_transport(mesh: Mesh, host: Transport | None) -> Transport:
     """Return the transport of a mesh on GPUs, beside its `host` transport.
 
-    Raises: DeviceError where no GPU can be used.
+    Raises: DeviceError if no GPU can be used.
     """
     if mesh.is_fully_addressable:
         return VirtualGpuTransport(current_gpu())

@@ -1,6 +1,6 @@
-"""The transport of a mesh of a job's GPUs, one for each process: our kernel over peer memory, or NCCL, for each collective.
+"""The transport of a mesh of a job's GPUs, one for each process. Each collective uses our kernel over peer memory, or NCCL.
 
-The host's transport of the same mesh is how the processes agree before every collective.
+The processes agree before every collective through the host's transport of the same mesh.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = ["JobGpuTransport"]
 
 _NAME_BYTES = 64
 _STAGING = 2 / 3.35e12
-"""Seconds per byte that our kernel's operands are copied into and out of the memory which peers map: read and written once."""
+"""Seconds per byte to copy our kernel's operands into and out of the memory that peers map: read and written once."""
 
 
 def _nccl_job(host: SharedMemoryJob, gpu: Any) -> NcclJob | None:
-    """NCCL of a job; None where CuPy finds no NCCL."""
+    """NCCL of a job; None if CuPy finds no NCCL."""
     try:
         nccl = load_nccl()
     except MeshError:
@@ -56,7 +56,7 @@ class JobGpuDevice(GpuDevice):
 class JobGpuTransport(AgreedTransport):
     """One mesh of a job on GPUs. `host` is the transport of the same mesh in host memory.
 
-    All processes make it, in one order: they tell each other which GPU each has.
+    All processes make it, in one order. Each reports which GPU it has.
     """
 
     name = "cuda"
@@ -68,7 +68,7 @@ class JobGpuTransport(AgreedTransport):
         self.nccl = None if job is None else NcclTransport(job, host)
         self.device = JobGpuDevice(gpu, self._check, self.peers.settle)
         self.shares_gpus = len(set(self._gpus(mesh))) < mesh.size
-        """True where several ranks use one GPU, which NCCL refuses."""
+        """True if several ranks use one GPU. NCCL rejects that."""
         self.native_algorithms = (ALGORITHM,) if self.nccl is not None else ()
 
     def _gpus(self, mesh: Mesh) -> list[bytes]:
@@ -86,7 +86,8 @@ class JobGpuTransport(AgreedTransport):
     def native_algorithm(
         self, kind: str, op: str, dtypes: Sequence[np.dtype], nbytes: int, nranks: int, options: Mapping[str, Any]
     ) -> str | None:
-        """See `Transport`. NCCL where its rings and trees cost less than our kernel, whose operands are copied once more."""
+        """See `Transport`. NCCL is chosen if its rings and trees cost less than our kernel, which copies its operands once
+        more."""
         if self.nccl is None or self.shares_gpus or kind == "barrier" or nranks == 1:
             return None
         if not all(is_native(kind, op, dtype, ALGORITHM) for dtype in dtypes):

@@ -1,12 +1,12 @@
-"""Launch plans: the code of all blocks of one kernel launch, in which several virtual devices of one GPU communicate.
+"""Launch plans: the code of all blocks of one kernel launch. In it several virtual devices of one GPU communicate.
 
-Each device is some blocks, its *channels*. A channel executes the proved streams of its device on one segment of all arrays,
-with counters of its own, so channels need not wait for each other. All addresses stand in one table, because all blocks have
-one address space: nothing is published, and nothing compared.
+Each device is some blocks, its *channels*. A channel executes the proved streams of its device on one segment of all arrays. It
+has its own counters, so channels need not wait for each other. All addresses are in one table, because all blocks have one
+address space: nothing is published, and nothing compared.
 
-What comes before a launch on its stream has ended when the first block begins, and what comes after it begins when the last one
-has ended. So all devices have entered, and none waits until others leave: of the streams' waits only those between enter and
-leave are left, and a device signals only what another one awaits.
+Work before a launch on its stream has ended when the first block begins, and work after it begins when the last block has
+ended. So all devices have entered, and none waits for others to leave. Of the streams' waits only those between enter and leave
+remain. A device signals only what another one awaits.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class LaunchPlan:
     outputs: np.ndarray
     """By array and device, the slots of the table of addresses that hold an array's address, in a row for all channels."""
     scratch: Mapping[int, int]
-    """By slot, the bytes of memory of its own that its address is of."""
+    """By slot with memory of its own, the bytes of that memory."""
     slots: int
     control_bytes: int
     max_operands: int
     waits: bool
-    """True when blocks wait for each other, and must run at the same time."""
+    """True if blocks wait for each other, and must run at the same time."""
 
     @property
     def blocks(self) -> int:

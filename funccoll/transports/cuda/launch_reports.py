@@ -1,7 +1,7 @@
-"""Reports of launches that ended before they were finished, which the host reads without waiting for the GPU.
+"""Reports of launches that ended early. The host reads them without waiting for the GPU.
 
-A launch is asynchronous, and its status comes too late to be returned. A block that ends early writes what it was doing into a
-word of host memory, and sets one of the GPU, so that no later launch begins: its results could not be trusted.
+A launch is asynchronous, so it cannot return its status in time. A block that ends early writes what it was doing into a word
+of host memory. It also sets a word of the GPU, so that no later launch begins: its results could not be trusted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Report(NamedTuple):
 
     @property
     def waited(self) -> bool:
-        """True for a block whose patience was at an end, False for one that the failure word stopped."""
+        """True for a block that ran out of patience, False for one that the failure word stopped."""
         return self.status == WAITING
 
 
@@ -53,11 +53,11 @@ class LaunchReports:
         self._word, self._report = gpu.host_words(1)
         self._ended = gpu.zeros((1,), np.dtype(np.int64))
         self.ended = gpu.address(self._ended)
-        """The address of the word that is not 0 when a launch has ended early."""
+        """The address of the word that becomes nonzero when a launch has ended early."""
         self._launches: list[LaunchedName] = []
 
     def words(self, launch: LaunchedName) -> dict[int, int | list[int]]:
-        """The words of the contexts of a launch's blocks with which they report."""
+        """The context words with which a launch's blocks report."""
         label = len(self._launches) << _LAUNCH
         self._launches.append(launch)
         labels = [label + (block << _BLOCK) for block in range(launch.blocks)]

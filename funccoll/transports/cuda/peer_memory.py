@@ -1,19 +1,19 @@
-"""Collectives between processes with a GPU each: every rank launches its blocks, which read and write segments of its peers.
+"""Collectives between processes with a GPU each. Every rank launches its blocks, and they read and write segments of its peers.
 
 A call of a collective is a barrier of the host, in which the ranks compare what they run, and then one launch per rank. So a
-mismatch, a dead peer or one that does not come is an error before anything is launched, in the words of the host. Tests run it
-in several processes with a simulated GPU each.
+mismatch, a dead peer or a missing one raises before anything is launched, in the words of the host. Tests run it in several
+processes with a simulated GPU each.
 
-Why launches in a row are safe, without a rule between them. A rank's peers touch its segment only between its *enter* and its
-*leave*: an instruction that touches a place of rank r waits, directly or through others, for r's enter of this launch, and r's
-leave waits for it (`schedules.streams`, verified for every schedule). A block of r signals the enter after it has copied its
-part of the inputs into the segment, and ends after its leave. All launches of a rank are on one stream, so the copies
-of the next launch, of whatever collective, over whichever axes, begin after every block of this one has left, when no
-peer touches the segment any more; and no peer touches it for the next launch before that has entered. Blocks of different
-channels touch different bytes. The counters never go back: a peer that is ahead only has larger ones, and it cannot have
-left what this rank still needs. A block's base stays in memory of its own and advances by the same span on all ranks at the
-end of every launch. A launch that ends early does not advance it, and no later one of that rank begins (`ENDED` in
-`kernels.kernel_context`), so that no counter ever stands for what was not done.
+Launches in a row are safe without a rule between them, for this reason. A rank's peers touch its segment only between its
+*enter* and its *leave*: an instruction that touches a place of rank r waits, directly or through others, for r's enter of this
+launch, and r's leave waits for it (`schedules.streams`, verified for every schedule). A block of r signals the enter after it
+has copied its part of the inputs into the segment, and ends after its leave. All launches of a rank are on one stream. So the
+copies of the next launch begin after every block of this one has left, for any collective over any axes. By then no peer
+touches the segment any more, and none touches it for the next launch before that has entered. Blocks of different channels
+touch different bytes. The counters never go back: a peer that is ahead only has larger ones, and it cannot have left what this
+rank still needs. A block's base stays in its own memory and advances by the same span on all ranks at the end of every launch.
+A launch that ends early does not advance it, and no later launch of that rank begins (`ENDED` in `kernels.kernel_context`). So
+no counter ever stands for work that was not done.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from .virtual_devices import CHANNEL_BYTES
 __all__ = ["PeerMemoryTransport"]
 
 _NOTICE_S = 0.5
-"""Seconds in which this process notices that another one has ended."""
+"""Seconds for this process to notice that another one has ended."""
 
 
 class PeerMemoryTransport(AgreedTransport):
-    """One mesh of a job whose processes have a GPU, or a share of one, each.
+    """One mesh of a job in which each process has a GPU, or a share of one.
 
     A GPU that several processes share without MPS runs them in turn: correct, and slow.
     """
@@ -63,7 +63,7 @@ class PeerMemoryTransport(AgreedTransport):
         words = host.job.failure_words()
         self._words = words.ctypes.data
         self.failure = gpu.map_host(self._words, words.nbytes)
-        """The address for kernels of the job's failure word."""
+        """The address of the job's failure word, for kernels."""
         self.segments = PeerSegments(gpu, self.world.rank, host.gather_whole)
         self.reports = LaunchReports(gpu)
         self._over: Callable[[], FunccollError] | None = None
@@ -71,7 +71,7 @@ class PeerMemoryTransport(AgreedTransport):
         shutdown_of(self.world).add(self)
 
     def settle(self) -> None:
-        """Wait for the GPU. Raises PeerFailure where it has failed because a peer's memory is gone."""
+        """Wait for the GPU. Raises PeerFailure if it has failed because a peer's memory is gone."""
         try:
             self.gpu.wait()
         except RuntimeError as error:  # the driver's, by CuPy
@@ -82,21 +82,21 @@ class PeerMemoryTransport(AgreedTransport):
             raise found from found.__cause__
 
     def compile(self, calls: Sequence[CollectiveCall], mesh: Mesh, share_results: bool = False) -> Iterator[AgreedExecutable]:
-        """See `Transport`. Each collective is a launch; segments for it are made in its first call, by all ranks together.
+        """See `Transport`. Each collective is a launch. All ranks together make segments for it in its first call.
 
-        So what only some ranks compile keeps no other waiting.
+        So a program that only some ranks compile does not block the others.
         """
         for call in calls:
             entry = Entry(call, self.host.agree([call]))
             yield PeerBarrier(self, entry) if call.is_barrier else PeerLaunch(self, call, mesh, entry)
 
     def check(self) -> None:
-        """Raise the error of a launch that ended in the middle: every call does before it launches.
+        """Raise the error of a launch that ended in the middle. Every call does so before it launches.
 
         After the stream was synchronised, all that was launched before has reported.
 
-        Raises: PeerFailure when a rank died, raised or left; CollectiveTimeout when one did not come; PeerFailure at every
-        later call.
+        Raises: PeerFailure if a rank died, raised or left; CollectiveTimeout if one did not come; PeerFailure at every later
+        call.
         """
         if self._over is not None:
             raise self._over()
@@ -112,9 +112,9 @@ class PeerMemoryTransport(AgreedTransport):
                 raise
 
     def explained(self, error: RuntimeError) -> Exception:
-        """Return an error of this rank's GPU as what it follows from: the end of a rank whose memory launches read.
+        """Return an error of this rank's GPU as its cause: the end of a rank whose memory launches read.
 
-        A GPU that reads memory of a process that is gone may fail, in words of the driver.
+        A GPU that reads memory of a dead process may fail, with an error of the driver.
         """
         if isinstance(error, FunccollError):
             return error
@@ -128,19 +128,19 @@ class PeerMemoryTransport(AgreedTransport):
         return found
 
     def unmap(self) -> None:
-        """Unmap what is not this rank's own, when no launch needs it any more. See `peer_shutdown`."""
+        """Unmap other ranks' memory once no launch needs it any more. See `peer_shutdown`."""
         self.segments.unmap()
         if not self._is_unmapped:
             self._is_unmapped = True
             self.gpu.unmap_host(self._words)
 
     def free(self) -> None:
-        """Free this rank's segments, which no peer maps any more."""
+        """Free this rank's segments. No peer maps them any more."""
         self.segments.free()
 
 
 class PeerBarrier(AgreedExecutable):
-    """A barrier: this rank's launches have ended, then the host waits for the others."""
+    """A barrier: wait for this rank's launches, then, on the host, for the other ranks."""
 
     def __init__(self, transport: PeerMemoryTransport, entry: Entry):
         super().__init__(entry.executable)

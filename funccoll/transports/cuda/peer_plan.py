@@ -1,8 +1,8 @@
-"""Plans of one rank's blocks in a launch between processes, whose GPUs read and write each other's segments.
+"""Plans of one rank's blocks in a launch between processes whose GPUs read and write each other's segments.
 
-What peers touch of a rank lies in its segment: copies of the chunks of its inputs that they read, outputs that they read or
-write, and scratch. Its blocks copy the chunks there before they enter, and the outputs back after they have left; everything
-else they read and write in place. All ranks work out the offsets of all, so that nothing is published.
+Everything of a rank that peers touch lies in its segment: copies of the chunks of its inputs that they read, outputs that they
+read or write, and scratch. Its blocks copy the chunks there before they enter, and the outputs back after they have left. They
+read and write everything else in place. Each rank computes the offsets of all ranks, so nothing is published.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _ALIGNMENT = 256
 
 @dataclass(frozen=True)
 class PeerCounters(ControlBlock):
-    """The counters of a group's ranks, which are in memory of their own, by rank: addresses, and not offsets in a heap."""
+    """The addresses of the counters of a group's ranks, by rank. The counters have memory of their own, not offsets in a
+    heap."""
 
     addresses: tuple[int, ...] = ()
 
@@ -68,7 +69,7 @@ class _Touched:
 
 
 def build_peer_plan(call: CollectiveCall, rank: int, counters: Sequence[Sequence[int]], members: Sequence[int]) -> PeerPlan:
-    """The plan of `rank` of a group, whose ranks in the job are `members`. It depends on nothing else.
+    """The plan of `rank` of a group with these `members`, by their ranks in the job. It depends on nothing else.
 
     `counters` has for each channel the address of every rank's counter, as this rank reads it.
     """
@@ -140,7 +141,7 @@ def _touched(call: CollectiveCall, rank: int, is_read: bool, scratch: Mapping[tu
 
 
 def _output_is_shared(schedule: Schedule, rank: int) -> bool:
-    """True when peers read or write the output of a rank."""
+    """True if peers read or write the output of a rank."""
     streams, c = schedule.streams().verify(), schedule.collective
     for places, pointers in ((streams.src, streams.src_ptr), (streams.dst, streams.dst_ptr)):
         by = streams.stream[np.repeat(np.arange(len(streams)), np.diff(pointers))] // c.channels

@@ -1,7 +1,7 @@
-"""Segments: memory of a rank's GPU that the GPUs of its peers map, and how the ranks of a mesh come to know each other's.
+"""Segments: memory of a rank's GPU that its peers' GPUs map, and the exchange of their handles among the ranks of a mesh.
 
-Segments only come, and none goes before the job ends, because compiled launches, and CUDA graphs of them, hold addresses.
-Each new one is at least twice as large as the one before, so that all together are less than twice the largest.
+Segments are only added, and none goes before the job ends, because compiled launches, and CUDA graphs of them, hold addresses.
+Each new one is at least twice as large as the one before, so all together are less than twice the largest.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ __all__ = ["MAX_CHANNELS", "PeerGpu", "PeerSegments"]
 MAX_CHANNELS = 64
 _MAX_COMMUNICATORS = 64
 _GRANULE = 2 << 20
-"""Segments have a multiple of these bytes. CUDA IPC exports whole allocations of the driver. A smaller segment may share one
-with others, which peers would map, too, and need not begin at its first byte. Source: CUDA Runtime API, cudaIpcGetMemHandle.
+"""Segments have a multiple of these bytes. CUDA IPC exports whole allocations of the driver. A smaller segment may share its
+allocation with others, and need not begin at the first byte. Peers would then map the others, too. Source: CUDA Runtime API,
+cudaIpcGetMemHandle.
 """
 _MESSAGE_BYTES = 128
 _ENTRY = np.dtype(np.uint8)
@@ -33,15 +34,15 @@ class PeerGpu(Gpu, Protocol):
     """A GPU whose memory other processes map."""
 
     def segment(self, nbytes: int) -> tuple[int, bytes]:
-        """Return the address of new memory that peers can map, all 0, and the handle by which they do. Raises MemoryError."""
+        """Return the address of new memory that peers can map, all 0, and the handle for that. Raises MemoryError."""
         ...
 
     def free_segment(self, address: int) -> None:
-        """Free a segment of this process, when no peer maps it any more."""
+        """Free a segment of this process after all peers have unmapped it."""
         ...
 
     def open_segment(self, handle: bytes) -> int:
-        """Map a segment of another process; returns its address here. Raises FunccollError where that is refused."""
+        """Map a segment of another process. Returns its address here. Raises FunccollError if that fails."""
         ...
 
     def close_segment(self, address: int) -> None:
@@ -49,7 +50,7 @@ class PeerGpu(Gpu, Protocol):
         ...
 
     def map_host(self, address: int, nbytes: int) -> int:
-        """Return the address for kernels of whole pages of host memory, until as many calls of `unmap_host`."""
+        """Return the address for kernels of whole pages of host memory. It is valid until as many calls of `unmap_host`."""
         ...
 
     def unmap_host(self, address: int) -> None:
@@ -90,7 +91,7 @@ class PeerSegments:
     def of(self, nbytes: int, mesh: Mesh) -> list[int]:
         """The addresses, by rank, of the first segments that have at least `nbytes` bytes.
 
-        Where there are none, all ranks make new ones; so which they are depends on what was asked for alone.
+        If there are none, all ranks make new ones. So the choice depends only on what was asked for.
         """
         for size, addresses in self._data:
             if size >= nbytes:
@@ -99,7 +100,7 @@ class PeerSegments:
         return self._data[-1][1]
 
     def _exchange(self, mesh: Mesh, nbytes: int) -> tuple[int, list[int]]:
-        """Make a segment of at least `nbytes` bytes, on all ranks; returns its bytes, and the addresses of all of them."""
+        """Make a segment of at least `nbytes` bytes, on all ranks. Returns its bytes, and the addresses of all segments."""
         nbytes = max(1, -(-nbytes // _GRANULE)) * _GRANULE
         address, handle = self.gpu.segment(nbytes)
         self._own.append(address)
@@ -125,6 +126,6 @@ class PeerSegments:
             self.gpu.close_segment(self._opened.pop())
 
     def free(self) -> None:
-        """Free this rank's segments, which no peer maps any more."""
+        """Free this rank's segments. No peer maps them any more."""
         while self._own:
             self.gpu.free_segment(self._own.pop())

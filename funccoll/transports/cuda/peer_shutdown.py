@@ -1,11 +1,11 @@
-"""The end of a job whose GPUs map each other's memory: no GPU reads memory that is gone.
+"""The end of a job whose GPUs map each other's memory, so that no GPU reads memory that is gone.
 
 A rank's launches end when its peers have *left* its segment. Peers still read its counters then, to see that it has left as
-well, so that its memory must outlast their launches; and CUDA leaves it undefined to free what is exported before all importers
-have closed it. So every rank waits for its GPU, then for its peers to have done the same; it unmaps their memory, waits until
+well, so its memory must outlast their launches. In CUDA, freeing exported memory before all importers have closed it is
+undefined. So every rank waits for its GPU, and then for its peers to have done the same. It unmaps their memory, waits until
 they have unmapped its own, and only then frees that, or ends.
 
-A rank that has died comes to neither, and nothing waits for it. After a failure ranks wait for each other for a moment; what
+A dead rank reaches neither phase, and no rank waits for it. After a failure ranks wait for each other for a moment. Memory that
 peers may still map then stays allocated until this process ends. Without a failure they wait as long as collectives do.
 """
 
@@ -28,11 +28,11 @@ _GRACE_S = 2.0
 _POLL_S = 0.001
 _SLOWEST_POLL_S = 0.02
 _IDLE, _UNMAPPED = 1, 2
-"""Phases: this rank's GPU has ended all that peers take part in; it maps no memory of theirs."""
+"""Phases: this rank's GPU has finished all launches with peers; it maps no memory of theirs."""
 
 
 class EndsWithPeers(Protocol):
-    """Something with memory of peers, and memory that peers have."""
+    """Something that uses memory of peers, and has memory that peers use."""
 
     def settle(self) -> None:
         """Wait for all that was launched."""
@@ -48,7 +48,7 @@ class EndsWithPeers(Protocol):
 
 
 def shutdown_of(world: Membership) -> PeerShutdown:
-    """The shutdown of a job, which runs before this process leaves it."""
+    """The shutdown of a job. It runs before this process leaves the job."""
 
     def make() -> PeerShutdown:
         made = PeerShutdown()
@@ -73,7 +73,7 @@ class PeerShutdown:
     def run(self, world: Membership) -> None:
         """End all of it, before this process leaves the job.
 
-        Raises the first error of a GPU, when everything that does not fail is done.
+        Raises the first error of a GPU, after everything else is done.
         """
         self._all(part.settle for part in self._parts)
         if self._errors:  # peers' launches may need what this GPU has not done
@@ -90,11 +90,11 @@ class PeerShutdown:
         for action in actions:
             try:
                 action()
-            except Exception as error:  # a GPU that has failed refuses everything
+            except Exception as error:  # a failed GPU rejects everything
                 self._errors.append(error)
 
     def _met(self, world: Membership, phase: int, do: str) -> bool:
-        """Wait until the peers of this host have come to a phase, too. Returns whether all that live have."""
+        """Wait until the peers of this host have come to a phase, too. Returns whether all live ones have."""
         watch, pause, began = world.watch, _POLL_S, time.monotonic()
         watch.arrive(phase)
         peers = [rank for rank, host in enumerate(world.hosts) if host == world.hosts[world.rank]]

@@ -1,6 +1,6 @@
-"""Virtual devices of one GPU: collectives between them are launches of one kernel, whose blocks are the devices.
+"""Virtual devices of one GPU. Collectives between them are launches of one kernel, and its blocks are the devices.
 
-A value that is equal on several devices is one array, as in `transports.local`; a collective writes each device's result.
+A value that is equal on several devices is one array, as in `transports.local`. A collective writes each device's result.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CHANNEL_BYTES = 1 << 15
 """Bytes of one device's arrays from which on it gets one more channel."""
 LAUNCHED_BYTES = 1 << 25
 """Bytes of a collective's arguments, of all devices, from which on it is launched without a graph. An H200 copies these and the
-results in 30 µs, which is more than a graph saves."""
+results in 30 µs. A graph saves less than that."""
 _PATIENCE_S = 600
 
 
@@ -69,7 +69,7 @@ class Gpu(Protocol):
         ...
 
     def contiguous(self, value: Any) -> Any:
-        """Return a C-contiguous array of a value, which may be a scalar or a view: itself where it is one."""
+        """Return a C-contiguous array of a value: a copy of a scalar or a view, or the array itself."""
         ...
 
     def address(self, array: Any) -> int:
@@ -81,7 +81,7 @@ class Gpu(Protocol):
         ...
 
     def constant(self, values: np.ndarray) -> Any:
-        """Return an array of these values, which a graph that is being captured does not write, and keeps."""
+        """Return an array of these values. A graph that is being captured does not write it, and keeps it."""
         ...
 
     def table(self, own: Any, values: np.ndarray) -> Any:
@@ -100,33 +100,33 @@ class Gpu(Protocol):
         ...
 
     def copy_blocks(self, table: Any, pieces: Any) -> None:
-        """Enqueue copies of arrays whose addresses are in a table, in a capture: see `CupyKernels.copy_blocks`."""
+        """Enqueue copies of arrays whose addresses are in a table, in a capture. See `CupyKernels.copy_blocks`."""
         ...
 
     def capture(self, function: Callable[[], Any]) -> tuple[Any, Graph]:
-        """Record what a function enqueues in place of executing it: return its result, and a graph that replays all of it.
+        """Record what a function enqueues instead of executing it. Returns its result, and a graph that replays all of it.
 
-        Arrays that it makes have memory of the recording's own. Raises what the function raises, or the driver.
+        Arrays that it makes have the recording's own memory. Raises what the function raises, or the driver.
         """
         ...
 
     def host_words(self, count: int) -> tuple[np.ndarray, int]:
-        """Return int64 words of host memory, 0, that kernels write while the host reads them, and the address for kernels."""
+        """Return int64 words of host memory, 0, and their address for kernels. Kernels write them while the host reads them."""
         ...
 
     def launch(
         self, combines: Sequence[Combine], blocks: int, contexts: Any, table: Any, scope: Scope = "sys", waits: bool = True
     ) -> None:
-        """Launch the kernel, compiled for these combines, whose contexts these are.
+        """Launch the kernel, compiled for these combines, with these contexts.
 
-        `table` is the table of addresses, `scope` says with which other blocks they communicate. Where one `waits` for another
+        `table` is the table of addresses. `scope` says with which other blocks they communicate. If one `waits` for another,
         they all run at the same time.
         """
         ...
 
 
 class VirtualGpuDevice(GpuDevice):
-    """One GPU, on which all devices of a mesh are."""
+    """One GPU that plays all devices of a mesh."""
 
     def __init__(self, gpu: Gpu):
         super().__init__(gpu, self._raise_report)
@@ -134,12 +134,12 @@ class VirtualGpuDevice(GpuDevice):
         self._broken: FunccollError | None = None
 
     def _raise_report(self) -> None:
-        """Raise the error of a launch that ended in the middle: every call does before it launches.
+        """Raise the error of a launch that ended in the middle. Every call does so before it launches.
 
         After the stream was synchronised, all that was launched before has reported.
 
-        Raises: CollectiveTimeout when its devices did not come; FunccollError when the failure word was set, and at every
-        later call.
+        Raises: CollectiveTimeout if its devices did not come; FunccollError if the failure word was set, and at every later
+        call.
         """
         if self._broken is not None:
             raise FunccollError(
@@ -163,7 +163,7 @@ class VirtualGpuDevice(GpuDevice):
     def record(self, run: Run, program: Program) -> Run:
         """See `Device`. A CUDA graph: no primitive waits for the GPU.
 
-        A program that is one collective of large arrays is launched, which reads and writes them where they are.
+        A program that is one collective of large arrays is launched without a graph. The launch reads and writes them in place.
         """
         return run if _is_one_large_collective(program) else CapturedProgram(self.gpu, run)
 
@@ -183,7 +183,7 @@ class VirtualGpuTransport(Transport):
     def compile(
         self, calls: Sequence[CollectiveCall], mesh: Mesh, share_results: bool = False
     ) -> Iterator[CollectiveExecutable]:
-        """See `Transport`. Operands that vary alike are a launch; a barrier between devices of one GPU needs none."""
+        """See `Transport`. Operands that vary alike are a launch. A barrier between devices of one GPU needs none."""
         for call in calls:
             together: dict[tuple[frozenset[str], frozenset[str]], list[Operand]] = {}
             for operand in call.operands:
@@ -253,7 +253,7 @@ class Launch(CollectiveExecutable):
             return self._launch(values)
 
     def _launch(self, values: Sequence[Copies]) -> tuple[Copies, ...]:
-        plan, gpu, results, held = self.plan, self.gpu, [], []  # what the launch reads and writes lives until then
+        plan, gpu, results, held = self.plan, self.gpu, [], []  # this lives until then: the launch reads and writes it
         for number, (operand, copies) in enumerate(zip(self.call.operands, values, strict=True)):
             blocks = [gpu.contiguous(x) for x in ([copies] if self._ncopies == 1 else copies)]
             outs = [(gpu.allocate if written else gpu.zeros)(operand.out_shape, operand.dtype) for written in self._written]

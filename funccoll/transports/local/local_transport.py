@@ -1,6 +1,6 @@
 """Virtual devices: collectives between the devices that one process plays, in lock step.
 
-They run over each group of devices, from copies to copies, reductions in the order of their schedules.
+They run over each group of devices, from copies to copies. Reductions follow the order of their schedules.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LocalTransport(Transport):
     def compile(
         self, calls: Sequence[CollectiveCall], mesh: Mesh, share_results: bool = False
     ) -> Iterator[CollectiveExecutable]:
-        """See `Transport`. Each operand is a call of its own; a barrier between devices in lock step needs none."""
+        """See `Transport`. Each operand is a call of its own. A barrier between devices in lock step needs none."""
         from .ordered_reduction import executor  # here: it imports schedules, which not every program needs
 
         for call in calls:

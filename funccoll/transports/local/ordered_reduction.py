@@ -1,8 +1,8 @@
 """Reductions in the order of their schedules, from the expressions that their proofs are about.
 
-A proof says which expression over all ranks' chunks every output chunk holds. Here these expressions are computed, on
-the elements that belong to each chunk: the bits are those of the schedule, wherever it runs. What only moves data needs
-none of this: its proof says that the result is the reference's. The same holds for a left fold in rank order.
+A proof gives the expression over all ranks' chunks that every output chunk holds. This module computes these expressions on the
+elements that belong to each chunk, so the bits are those of the schedule, wherever it runs. Data movement needs none of this:
+its proof says that the result is the reference's. The same holds for a left fold in rank order.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["executor"]
 
 Tree = tuple[tuple[int, ...], ...]
-"""An expression over the values 0 … p-1 of the ranks: step i folds the values of these numbers into value p + i, and
-the last one is the result. A subtree that occurs twice is one value."""
+"""An expression over the values 0 … p-1 of the ranks: step i folds the values of these numbers into value p + i, and the last
+one is the result. A subtree that occurs twice is one value."""
 
 Run = tuple[int, int, Tree]
 """Parts of a block, from the first one to before the second one, that all have this tree."""
@@ -57,7 +57,7 @@ class _Order:
         self._runs = {rank: _runs(sorted(found)) for rank, found in trees.items()}
 
     def combine(self, rank: int, values: Sequence[Any], op: str) -> np.ndarray:
-        """The block that the collective leaves on `rank`; `values` are all ranks' contributions to it."""
+        """The block that the collective leaves on `rank`. `values` are all ranks' contributions to it."""
         first = values[0]
         total = np.empty(first.shape, first.dtype)
         flat, flats = total.reshape(-1), [v.reshape(-1) for v in values]
@@ -70,7 +70,7 @@ class _Order:
 
 
 def _tree(proof: Proof, node: int) -> Tree:
-    """The expression of a node, with ranks for leaves: all leaves are about one chunk."""
+    """The expression of a node, with ranks for leaves. All leaves are about one chunk."""
     p = proof.schedule.nranks
     number: dict[int, int] = {}
     steps: list[tuple[int, ...]] = []
@@ -91,7 +91,7 @@ def _tree(proof: Proof, node: int) -> Tree:
 
 
 def _runs(trees: Sequence[tuple[int, Tree]]) -> list[Run]:
-    """Runs of neighbouring parts with equal trees; `trees` are (part, tree) in the order of the parts."""
+    """Runs of neighbouring parts with equal trees. `trees` are (part, tree) in the order of the parts."""
     out = []
     for tree, group in itertools.groupby(trees, key=lambda found: found[1]):
         parts = [part for part, _ in group]
@@ -100,7 +100,7 @@ def _runs(trees: Sequence[tuple[int, Tree]]) -> list[Run]:
 
 
 def _evaluate(tree: Tree, values: list[np.ndarray], op: str) -> np.ndarray:
-    """A tree on the ranks' values; a mean divides where the sum is complete."""
+    """A tree on the ranks' values. A mean divides once the sum is complete."""
     partial = "sum" if op == "mean" else op
     ranks = len(values)
     for operands in tree[:-1]:

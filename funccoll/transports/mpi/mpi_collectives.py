@@ -66,7 +66,7 @@ _LEAST_TAGS = 1 << 15  # tags that every MPI has
 _GLANCE = 64  # polls between two looks at the peers and the clock
 _SPIN, _YIELD = 0.001, 0.05  # seconds of tight polling, and of polling that yields; then it sleeps
 _NAP = 0.0002
-_GRACE = 0.5  # seconds after a peer's failure in which collectives may still complete whose part it had done
+_GRACE = 0.5  # seconds after a peer's failure for collectives to complete if it had done its part
 _NEWS = 1.0  # seconds for the news of a failure that MPI has noticed
 
 

@@ -16,7 +16,7 @@ class GpuEvent(Protocol):
 
     @property
     def done(self) -> bool:
-        """True when the stream has come to it. Raises when the GPU has failed."""
+        """True once the stream has reached it. Raises if the GPU has failed."""
         ...
 
 
@@ -27,7 +27,7 @@ class NcclGpu(Protocol):
     """
 
     bus_id: str
-    """The PCI bus id, or what names a partition of a GPU: equal in two processes when they use the same."""
+    """The PCI bus id, or the name of a partition of a GPU. It is equal in two processes that use the same one."""
 
     @property
     def library(self) -> ArrayLibrary:
@@ -43,7 +43,7 @@ class NcclGpu(Protocol):
         ...
 
     def contiguous(self, value: Any) -> Any:
-        """Return a C-contiguous array of a value, which may be a scalar or a view: itself where it is one."""
+        """Return a C-contiguous array of a value: a copy of a scalar or a view, or the array itself."""
         ...
 
     def address(self, array: Any) -> int:
@@ -55,7 +55,7 @@ class NcclGpu(Protocol):
         ...
 
     def stream(self) -> int:
-        """Return the current stream's pointer, when it waits for the stream that was current in the call before."""
+        """Return the current stream's pointer, after that stream waits for the one that was current in the call before."""
         ...
 
     def record(self) -> GpuEvent:
@@ -63,5 +63,6 @@ class NcclGpu(Protocol):
         ...
 
     def begin_watch(self) -> None:
-        """Let the calling thread ask for events of this GPU, also while other threads capture graphs: it ends no capture."""
+        """Let the calling thread query events of this GPU, even while other threads capture graphs: that does not end a
+        capture."""
         ...

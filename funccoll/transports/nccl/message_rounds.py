@@ -1,6 +1,6 @@
-"""Rounds of messages over NCCL: what a schedule's proof is about, where NCCL has no such collective or another is forced.
+"""Rounds of messages over NCCL. They run the proved schedule if NCCL has no such collective, or if you name an algorithm.
 
-Bytes are sent and received in one NCCL group per round; in between this rank combines, as the schedule says. The values, the
+Bytes are sent and received in one NCCL group per round. In between this rank combines, as the schedule says. The values, the
 order and the NaNs are those of the proof.
 """
 
@@ -79,7 +79,7 @@ class MessageRounds:
         return rounds
 
     def _ranges(self, code: int, count: int, part: int, step: int) -> list[_Range]:
-        """The elements of a run of chunks, as ranges: one where the run is contiguous in scratch, too, else one per chunk.
+        """The elements of a run of chunks, as ranges: one if the run is contiguous in scratch, too, else one per chunk.
 
         Both ends of a message, and all operands of a combine, are cut alike.
         """
@@ -92,7 +92,7 @@ class MessageRounds:
         return [(chunk.start, chunk.stop) for chunk in chunks if isinstance(chunk, slice) and chunk.stop > chunk.start]
 
     def run(self, communicator: Any, source: Any, gpu: NcclGpu) -> Any:
-        """This rank's output; a rank that gets none has zeros. `communicator` is None where the group has one rank."""
+        """This rank's output. A rank that gets none has zeros. `communicator` is None if the group has one rank."""
         shape, dtype = (self._flat.output.size,), self.operand.dtype
         output = (gpu.allocate if self.has_output else gpu.zeros)(shape, dtype)
         memory = _Memory(gpu, source, output, gpu.allocate((self._scratch,), dtype))
@@ -138,6 +138,6 @@ class _Memory:
         return self.addresses[number] + (element - self.begins[number]) * self.itemsize
 
     def view(self, begin: int, end: int) -> Any:
-        """The elements from `begin` to before `end`, which are of one array."""
+        """The elements from `begin` to before `end`, all of one array."""
         number = self._of(begin)
         return self.arrays[number][begin - self.begins[number] : end - self.begins[number]]

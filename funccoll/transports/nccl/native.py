@@ -1,7 +1,7 @@
-"""Native collectives: those that NCCL has, and what only moves data, as sends and receives of one group.
+"""Native collectives: those that NCCL has, and pure data movement as sends and receives of one group.
 
 They are not proved. The order in which NCCL combines, its rounding of 16-bit partial results, and its NaNs in max and min are
-its own, and may depend on the GPUs and on the number of elements.
+its own. They may depend on the GPUs and on the number of elements.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .gpu_arrays import NcclGpu
 __all__ = ["ALGORITHM", "LABEL", "NativeOperand", "is_native"]
 
 ALGORITHM = "nccl"
-"""The algorithm of an equation that is native where NCCL has it; elsewhere its schedule's rounds run."""
+"""The algorithm of an equation that is native if NCCL has it. Otherwise its schedule's rounds run."""
 
 LABEL = "native: not proved"
 """In place of a proof, in tables."""
@@ -38,13 +38,13 @@ _DTYPES = {
     "float64": "NCCL_FLOAT64",
 }
 
-# A mean is a sum, divided where it is complete: NCCL_AVG multiplies what each rank contributes by 1/p before it is added,
-# which rounds once more, and differently, for every p that is not a power of two.
+# A mean is a sum, divided once it is complete. NCCL_AVG multiplies each rank's contribution by 1/p before it is added. That
+# rounds once more, and differently, for every p that is not a power of two.
 _OPS = {"sum": "NCCL_SUM", "mean": "NCCL_SUM", "prod": "NCCL_PROD", "max": "NCCL_MAX", "min": "NCCL_MIN"}
 
 
 def is_native(kind: str, op: str, dtype: np.dtype, algorithm: str) -> bool:
-    """True where NCCL does a collective itself: asked to by `algorithm`, and able to combine these elements."""
+    """True if NCCL does a collective itself: `algorithm` asks for it, and NCCL can combine these elements."""
     if algorithm != ALGORITHM:
         return False
     return not KINDS[kind].combines or (op in _OPS and dtype.name in _DTYPES)
@@ -93,7 +93,7 @@ class NativeOperand:
         return list(self._own_transfers())
 
     def _own_transfers(self) -> Iterator[tuple[bool, int, int]]:
-        """(True for a send, the peer, the block) of this rank, in one order on all ranks: read off the postcondition."""
+        """(True for a send, the peer, the block) of this rank, in one order on all ranks. The postcondition gives them."""
         whole = replace(self.collective, chunks=1, channels=1)
         for rank, block, source, of_block in zip(*(column.tolist() for column in whole.required()), strict=True):
             if source == self.rank:
@@ -102,7 +102,7 @@ class NativeOperand:
                 yield False, source, block
 
     def finish(self, output: Any) -> Any:
-        """The output as an array: a mean is divided where its sum is."""
+        """The output as an array. A mean is divided here, after its sum."""
         if self.op == "mean" and self.has_output:
             output /= self.collective.nranks
         return self.layout.output.shaped(output, self.operand.out_shape)

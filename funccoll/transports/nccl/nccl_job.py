@@ -1,4 +1,4 @@
-"""NCCL in one process of a job: its communicators, and the end of all of them when something fails."""
+"""NCCL in one process of a job: its communicators, and the end of all of them after a failure."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _RECORD_BYTES = 512
 _ALLOWS_SHARING = 23000
 """The first version of NCCL in which NCCL_MULTI_RANK_GPU_ENABLE=1 lets several ranks use one GPU."""
 _ABORT_AFTER = 1.0
-"""Seconds that a failure waits for a thread that calls NCCL. One that is stuck there comes free by the abort."""
+"""Seconds that a failure waits for a thread that calls NCCL. The abort frees a thread that is stuck there."""
 _ABORT_WITHIN = 10.0
-"""Seconds that a failure waits for the abort, which itself waits for all kernels of the GPU: one of the user's may never end.
-The driver ends them with the process."""
+"""Seconds that a failure waits for the abort. The abort itself waits for all kernels of the GPU, and one of yours may never
+end. The driver ends them with the process."""
 
 
 def load_nccl() -> Any:
-    """Return CuPy's NCCL module. Raises MeshError where it finds no NCCL."""
+    """Return CuPy's NCCL module. Raises MeshError if it finds no NCCL."""
     from cupy.cuda import nccl  # pyright: ignore[reportMissingImports]
 
     if not nccl.available:
@@ -46,13 +46,13 @@ def load_nccl() -> Any:
 class NcclJob:
     """NCCL in this process: the communicators of all its meshes. One rank plays one GPU.
 
-    `host` is the job's transport between hosts, by which processes agree. `fold` combines in rounds of messages. Tests use a
-    fake of CuPy's module; NCCL itself has not run with it.
+    `host` is the job's transport between hosts, which processes use to agree. `fold` combines in rounds of messages. Tests use
+    a fake of CuPy's module; NCCL itself has not run with it.
 
-    All calls of a process must be in one order on its GPU: two communicators that are at work at once may deadlock. The stream
-    that `NcclGpu.stream` gives has waited for the one before.
-    Communicators live until the end: to destroy one is a collective call, for which garbage collection has no order. Init
-    blocks and cannot be aborted, because CuPy's NcclConfig has no `blocking`: if a rank dies within it, the others stay there.
+    All calls of a process must be in one order on its GPU: two communicators that are at work at once may deadlock. So the
+    stream that `NcclGpu.stream` gives has waited for the one before. Communicators live until the end. Destroying one is a
+    collective call, and garbage collection has no order. Init blocks and cannot be aborted, because CuPy's NcclConfig has no
+    `blocking`: if a rank dies within it, the others stay there.
     """
 
     def __init__(self, host: SharedMemoryJob, gpu: NcclGpu, nccl: Any, fold: Fold):
@@ -73,7 +73,7 @@ class NcclJob:
     def connect(self, mesh: Mesh, groups: Sequence[Sequence[int]], exchange: Callable[[np.ndarray], np.ndarray]) -> Any:
         """Make a communicator for each group of a mesh, and return this rank's. All ranks of the mesh must call it.
 
-        `exchange` gathers a record of each rank. Raises MeshError where two ranks use one GPU, which NCCL refuses.
+        `exchange` gathers a record of each rank. Raises MeshError if two ranks use one GPU, because NCCL rejects that.
         """
         assert mesh.process is not None
         mine = next(group for group in groups if mesh.process in group)
@@ -108,7 +108,7 @@ class NcclJob:
         return communicator
 
     def _refuse_sharing(self, found: Sequence[tuple[str, bool]]) -> None:
-        """Raise MeshError, on all ranks, where several use one GPU and not all of them may."""
+        """Raise MeshError, on all ranks, if several use one GPU and not all of them may."""
         ranks = defaultdict(list)
         for rank, (bus_id, _) in enumerate(found):
             ranks[bus_id].append(rank)
@@ -125,7 +125,7 @@ class NcclJob:
     # ------------------------------------------------------------ failures
 
     def check(self) -> None:
-        """Raise what has failed on the GPU: its error at first, later that the job is over."""
+        """Raise what has failed on the GPU: first its error, later that the job is over."""
         if self.failure is None:
             return
         if not self._told:
@@ -140,7 +140,7 @@ class NcclJob:
         return self.failure is not None or (registry is not None and registry.broken is not None)
 
     def fail(self, error: BaseException, name: str) -> None:
-        """End all collectives of this process by an error that its caller raises. `name` is that of the collective."""
+        """End all collectives of this process with an error that its caller raises. `name` is that of the collective."""
         cause = error
         if not isinstance(cause, FunccollError):
             cause = FunccollError(f"{type(error).__name__} in the middle of {name}")
@@ -149,14 +149,14 @@ class NcclJob:
         self._told = True
 
     def _end_by(self, error: FunccollError) -> None:
-        """End all collectives of this process by an error, which `check` raises; a later one changes nothing."""
-        if os.getpid() != self._pid:  # another thread may have had a lock at the fork: here none ever releases it
+        """End all collectives of this process with an error that `check` raises. A later error changes nothing."""
+        if os.getpid() != self._pid:  # another thread may have had a lock at the fork: it is never released here
             self.failure = self.failure or error
             return
         with self._failing:
             if self.failure is not None:
                 return
-            self.failure = error  # first: what waits for the GPU comes free by the abort, and then asks
+            self.failure = error  # first: the abort frees a thread that waits for the GPU, and that thread then checks
         self.watchdog.end()
         registry = self.host.known_communicators
         if registry is not None:
@@ -164,7 +164,7 @@ class NcclJob:
         self._abort_all()
 
     def _abort_all(self) -> None:
-        """Abort all communicators, once, and return when that is done, or takes too long."""
+        """Abort all communicators, once. Returns when that is done, or takes too long."""
         with self._failing:
             if self._abort is None:
                 self._abort = threading.Thread(target=self._abort_group, name="funccoll-nccl-abort", daemon=True)
@@ -174,11 +174,12 @@ class NcclJob:
     def _abort_group(self) -> None:
         """Abort all communicators as one group, so that all their kernels end before the memory of any is freed.
 
-        cudaFree waits for the whole GPU: one after the other, the first would wait for the kernels of the next for ever.
+        cudaFree waits for the whole GPU. One after the other, the first would wait forever for the kernels of the next.
         """
         held = self.lock.acquire(timeout=_ABORT_AFTER)
         try:
-            with suppress(self.nccl.NcclError, KeyError):  # the GPU has failed, and frees nothing; CuPy names not all statuses
+            # the GPU has failed, and frees nothing; CuPy does not name all statuses
+            with suppress(self.nccl.NcclError, KeyError):
                 self.nccl.groupStart()
                 try:
                     for communicator in list(self._communicators):
@@ -190,7 +191,7 @@ class NcclJob:
                 self.lock.release()
 
     def end(self) -> None:
-        """Destroy the communicators when all that was enqueued is complete; abort them after a failure."""
+        """Destroy the communicators after all enqueued work. After a failure, abort them."""
         if os.getpid() != self._pid:
             return
         if not self.watchdog.drain() or self.is_over or self.world.watch.failure():

@@ -1,7 +1,7 @@
 """The transport of a mesh of GPUs, one per process of a job: native collectives of NCCL, and rounds of messages.
 
-Before anything is enqueued, the processes agree on the host that all of them are in the same call: what differs, a peer that
-is gone and one that does not come are diagnosed there, as without GPUs.
+Before anything is enqueued, the processes agree on the host that all of them are in the same call. As without GPUs, that step
+diagnoses a different call, a dead peer or a missing one.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class NcclTransport(AgreedTransport):
         return [NcclCall(self, mesh, calls)]
 
     def check(self) -> None:
-        """Raise what has failed on the GPU since; for `block_until_ready` and reads by the host, after they have waited.
+        """Raise what has failed on the GPU since, for `block_until_ready` and reads by the host, after they have waited.
 
-        Raises: PeerFailure when a rank has died, raised or left; CollectiveTimeout when the GPU has not finished in time.
+        Raises: PeerFailure if a rank has died, raised or left; CollectiveTimeout if the GPU has not finished in time.
         """
         self.job.check()
 
@@ -91,7 +91,7 @@ def _all_gather(record: np.ndarray, mesh: Mesh, host: SharedMemoryTransport) -> 
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """One operand of one collective, on this rank, and what is executed. A barrier's is a byte of its own."""
+    """One operand of one collective, on this rank, and what is executed. A barrier's operand is a byte of its own."""
 
     groups: ReplicaGroups
     executed: NativeOperand | MessageRounds
@@ -103,10 +103,10 @@ class _Part:
 
 
 class NcclCall(AgreedExecutable):
-    """Adjacent collectives of a program: a call with this rank's arrays enqueues them, and returns the results.
+    """Adjacent collectives of a program. A call with this rank's arrays enqueues them, and returns the results.
 
-    Those over one communicator that do not read each other's results are one group of NCCL. A barrier is one of the hosts, and
-    then one of the GPUs: a byte that all of them reduce.
+    Collectives over one communicator that do not read each other's results are one group of NCCL. A barrier is one of the
+    hosts, and then one of the GPUs: all of them reduce a byte.
     """
 
     def __init__(self, transport: NcclTransport, mesh: Mesh, calls: Sequence[CollectiveCall]):
@@ -140,10 +140,10 @@ class NcclCall(AgreedExecutable):
                 yield _Part(call.groups, MessageRounds(job.nccl, schedule, operand, op, rank, job.fold))
 
     def __call__(self, *arrays: Any) -> tuple[Any, ...]:
-        """This rank's results, which the GPU may not have computed yet.
+        """This rank's results. The GPU may not have computed them yet.
 
-        Raises: what a collective of the host raises, before anything is enqueued; MeshError, on all ranks, where several use
-        one GPU. What fails on the GPU is raised by a later call, or by `NcclTransport.check`.
+        Raises: what a collective of the host raises, before anything is enqueued; MeshError, on all ranks, if several use one
+        GPU. A later call, or `NcclTransport.check`, raises what fails on the GPU.
         """
         self.begin()
         self.job.check()
@@ -151,7 +151,7 @@ class NcclCall(AgreedExecutable):
             self.agreement()
             communicators = {part.groups: self.transport.communicator(self.mesh, part.groups) for part in chain(*self.steps)}
             return self._enqueue(communicators, arrays)
-        except MeshError:  # all ranks refuse alike, and nothing was enqueued
+        except MeshError:  # all ranks raise alike, and nothing was enqueued
             raise
         except BaseException as error:
             if not (self.agreement.completed_last_call or self.job.is_over):
@@ -159,7 +159,7 @@ class NcclCall(AgreedExecutable):
             ended_by = self.job.failure
             self.job.fail(error, self._diagnosis.name)  # the others have enqueued what this rank has not
             if ended_by is not None and ended_by is not error and isinstance(error, Exception):
-                raise ended_by from error  # the watchdog's, of which this one follows
+                raise ended_by from error  # the watchdog's: this error follows from it
             raise
 
     def _enqueue(self, communicators: Mapping[ReplicaGroups, Any], arrays: Sequence[Any]) -> tuple[Any, ...]:
@@ -196,7 +196,7 @@ class NcclCall(AgreedExecutable):
         for part, operand, source, output in native:
             if not operand.is_empty and (communicator := communicators[part.groups]) is not None:
                 groups.setdefault(communicator, []).append((operand, gpu.address(source), gpu.address(output)))
-        # NCCL promises no order between the communicators of a group, and two at once may deadlock: each has its own.
+        # NCCL promises no order between the communicators of a group, and two at once may deadlock. So each has its own group.
         for communicator, together in groups.items():
             nccl.groupStart()
             try:

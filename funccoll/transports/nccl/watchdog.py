@@ -1,7 +1,7 @@
-"""The watchdog over what is enqueued on a GPU: a thread that notices when it will never complete.
+"""The watchdog over work that is enqueued on a GPU: a thread that notices when it will never complete.
 
-NCCL's calls return when they are enqueued; a peer that dies, or does not come, leaves the GPU waiting for good. While
-something is enqueued, this thread asks the GPU whether it is done, NCCL for errors, and the job whether a peer has failed.
+NCCL's calls return after enqueueing. If a peer dies, or does not come, the GPU waits forever. While something is enqueued, this
+thread asks the GPU whether it is done, NCCL for errors, and the job whether a peer has failed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Enqueued", "Watchdog"]
 
 _IN_PROGRESS = 7  # ncclInProgress
 _POLL = 0.01  # seconds between two looks
-_GRACE = 0.5  # seconds after a peer's failure in which what it had done its part of may still complete
+_GRACE = 0.5  # seconds after a peer's failure for collectives to complete if it had done its part
 
 
 @dataclass(eq=False)
@@ -36,7 +36,7 @@ class Enqueued:
     begin: GpuEvent
     """Before the first of them."""
     end: GpuEvent | None = None
-    """After the last; None while they are being enqueued, which may take as long as a peer does."""
+    """After the last one; None while they are being enqueued, which may take as long as a peer does."""
     reached: float | None = None
     """The time at which the stream was found to have come to `begin`."""
     failed: float | None = None
@@ -44,7 +44,7 @@ class Enqueued:
 
 
 class Watchdog:
-    """The watchdog of one process, whose thread begins with the first call."""
+    """The watchdog of one process. Its thread begins with the first call."""
 
     def __init__(self, world: Membership, gpu: NcclGpu, lock: Any, fail: Callable[[FunccollError], None]):
         """`lock` is held by a thread that calls NCCL. `fail` ends all collectives, once, with an error."""
@@ -64,7 +64,7 @@ class Watchdog:
             self._changed.notify_all()
 
     def drain(self) -> bool:
-        """Return True when all that was enqueued is complete, or has failed; False if no call ends for the job's timeout."""
+        """Return True if all enqueued work is complete, or has failed; False if no call ends for the job's timeout."""
         with self._changed:
             while self._enqueued and not self._ended:
                 if not self._changed.wait(self._world.timeout):
@@ -84,7 +84,7 @@ class Watchdog:
                 self._changed.wait_for(lambda: self._ended or self._enqueued)
                 if self._ended:
                     return
-                first = self._enqueued[0]  # streams are in order, so that the others come later
+                first = self._enqueued[0]  # streams are in order, so the others come later
             try:
                 if not began:
                     began = True
@@ -95,9 +95,9 @@ class Watchdog:
                         self._changed.notify_all()
                     continue
                 error = self._fault(first)
-            except Exception as cause:  # the GPU itself has failed, by a kernel of the user's, say
+            except Exception as cause:  # the GPU itself has failed, for example by one of your kernels
                 error = FunccollError(
-                    f"the GPU failed in {first.diagnosis.name}: {cause}. It may have been an earlier kernel, also of another "
+                    f"the GPU failed in {first.diagnosis.name}: {cause}. The cause may be an earlier kernel, even of another "
                     "library: CUDA_LAUNCH_BLOCKING=1 shows which. Start the job anew.",
                     first.diagnosis.call.source,
                 )
@@ -134,7 +134,7 @@ class Watchdog:
         return None
 
     def _reported(self, call: Enqueued) -> Exception | None:
-        """The error that NCCL has found in a communicator of a call, None also while another thread calls NCCL."""
+        """The error that NCCL has found in a communicator of a call; None also while another thread calls NCCL."""
         if not self._lock.acquire(blocking=False):
             return None
         try:
