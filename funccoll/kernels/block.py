@@ -1,22 +1,23 @@
-"""A block of GPU threads executes a plan: its first thread interprets it, and all of them move and combine data.
+"""A block of GPU threads executes a plan. Its first thread interprets it, and all threads move and combine data.
 
-A template, like the stream interpreter: memory operations are global names that are bound to instructions of a GPU, or to
+This is a template, like the stream interpreter: memory operations are global names, bound to instructions of a GPU, or to
 Python functions in a simulator. The threads go through one loop together. In each turn the first thread interprets up to the
-next COPY or COMBINE, and all of them execute that one: thread j writes where operand j is into shared memory, then each does
-its part of every row. All barriers stand in `run` itself, where no thread can miss one or wait at another.
+next COPY or COMBINE, and all of them execute that one. Thread j first writes the place of operand j into shared memory; then
+each thread does its part of every row. All barriers are in `run` itself, where no thread can miss one or wait at another.
 
-Which pairs order what (PTX ISA, "Memory Consistency Model"; `tests/support/fakes/thread_order.py` checks it in the simulator):
+Pairs of accesses and their order (PTX ISA, "Memory Consistency Model"; `tests/support/fakes/thread_order.py` checks it in the
+simulator):
 
 - *Data between blocks.* What the threads of a block have read and written happens before the loop's last barrier, and so before
-  the release of a SIGNAL by its first thread. The acquire of the WAIT that reads it, by another block's first thread, happens
-  before the first barrier of that loop, and so before what any thread there reads or writes next. Causality order is
-  transitive: release and acquire need a scope that has both blocks, the barriers are of `.cta` scope.
-- *The context and the code*, which are copied into shared memory, because every WAIT empties the cache of what is read in
-  global memory; what has changed is written back at the end. Between two barriers either the first thread alone uses the
-  context, or all only read it; the same holds of the operands, which are written between the first and the second.
-- *An early end.* The report is for the host (`.sys`), and comes before the release of ENDED. The acquire of ENDED at the start
-  of a block, by its last thread, pairs with that, so that a block which does not begin finds the report made.
-- *Plans, tables of addresses and contexts* are written before the launch, by what is before it on its stream.
+  the release of a SIGNAL by its first thread. The first thread of another block reads that in a WAIT, with acquire. This
+  happens before the first barrier of its loop, and so before what any thread there reads or writes next. Causality order is
+  transitive: release and acquire need a scope that has both blocks, and the barriers are of `.cta` scope.
+- *The context and the code* are copied into shared memory, because every WAIT empties the cache of data read from global
+  memory. Changes are written back at the end. Between two barriers either the first thread alone uses the context, or all only
+  read it. The same holds for the operands: they are written between the first and the second barrier.
+- *An early end.* The report is for the host (`.sys`), and comes before the release of ENDED. The last thread of a block
+  acquires ENDED at the block's start, which pairs with that release. So a block that does not begin finds the report complete.
+- *Plans, tables of addresses and contexts* are written before the launch, by earlier work on its stream.
 """
 # ruff: noqa: F821  (the templates' free names are set by `variant`)
 # pyright: reportUndefinedVariable=false
@@ -56,12 +57,12 @@ _LANES = 16  # the most elements that a thread keeps in registers
 MAX_OPERANDS = 448
 """The most destinations and sources of one instruction, together."""
 CODE_WORDS = 512
-"""The most words of a plan that is copied into shared memory: a longer one is read where it is, each word in 0.3 µs."""
+"""The most words of a plan that is copied into shared memory. A longer plan is read in place, each word in 0.3 µs."""
 _OPERANDS = 8 * WORD.size
 _ENDED = _OPERANDS + 16 * MAX_OPERANDS
 _BASE, _CODE = _ENDED + 8, _ENDED + 16
 SHARED_WORDS = _CODE // 8 + CODE_WORDS
-"""int64 words that the threads of a block share: the context, an address and a stride for each operand, what ENDED was at the
+"""int64 words that the threads of a block share: the context, an address and a stride for each operand, ENDED as it was at the
 beginning, the communicator's base, and the code."""
 _SOURCES = 4  # loads of a thread from different sources before the first of them is used
 
@@ -78,9 +79,9 @@ _COPIED = 4 * lane_count(4)  # bytes that a thread copies at once, as words
 
 
 def run(contexts: Any, addresses: Any) -> None:
-    """Execute the plan of this block, whose context is one of those that begin at `contexts`; an early end is reported.
+    """Execute the plan of this block. Its context is one of those that begin at `contexts`. An early end is reported.
 
-    `addresses` is the table of this launch: launches of a CUDA graph share their contexts, and have a table each.
+    `addresses` is the table of this launch. Launches of a CUDA graph share their contexts, and have a table each.
     """
     own, context, thread = contexts + CONTEXT.size * block_number(), shared_words(), thread_number()
     operands = context + _OPERANDS
@@ -92,7 +93,7 @@ def run(contexts: Any, addresses: Any) -> None:
             store(context + _CODE + 8 * i, load(code + 8 * i))
     if thread == 0:
         store(context + _BASE, load(bases))
-    if thread == thread_count() - 1:  # beside the others' loads: it takes as long as they
+    if thread == thread_count() - 1:  # overlaps the others' loads: it takes as long as they
         store(context + _ENDED, load_acquire(load(own + CONTEXT.ended)))
     barrier()
     if thread == 0:
@@ -120,7 +121,7 @@ def run(contexts: Any, addresses: Any) -> None:
             if load_acquire_sys(report) == 0:
                 label = load(context + CONTEXT.label) + 256 * load(context + CONTEXT.peer)
                 store_release_sys(report, label + load(context + CONTEXT.status))
-            store_release(load(context + CONTEXT.ended), 1)  # after the report: blocks that it stops have nothing to tell
+            store_release(load(context + CONTEXT.ended), 1)  # after the report: blocks that it stops have nothing to report
         store(bases, load(context + _BASE))
         store(own + CONTEXT.pc, load(context + CONTEXT.pc))
         store(own + CONTEXT.peer, load(context + CONTEXT.peer))
@@ -129,7 +130,7 @@ def run(contexts: Any, addresses: Any) -> None:
 
 
 def find_operands(task: Any, addresses: Any, operands: Any) -> None:
-    """Write each operand's address in the first row and its stride, as one of the block's threads, each of which does some."""
+    """Write the address of each operand's first row, and its stride. Each of the block's threads writes some operands."""
     if load(task) == COPY.opcode:
         place, count = task + COPY.size, 1 + load(task + COPY.ndst)
     else:
@@ -159,8 +160,8 @@ def combine_rows(task: Any, operands: Any) -> None:
 
 
 def copy_range(to: Any, source: Any, nbytes: Any) -> None:
-    """Copy bytes between ranges that do not overlap, as one of the block's threads: 16 bytes at a time, where both ranges
-    begin alike in 16 bytes, else words or bytes."""
+    """Copy bytes between ranges that do not overlap, as one of the block's threads. It copies 16 bytes at a time if both ranges
+    have the same offset modulo 16, else words or bytes."""
     first, step = thread_number(), thread_count()
     skew = (to ^ source) & 15
     done = 0
@@ -189,7 +190,7 @@ def copy_range(to: Any, source: Any, nbytes: Any) -> None:
 def fold(operands: Any, ndst: Any, nsrc: Any, row: Any, count: Any, divisor: Any) -> None:
     """Fold a row of the sources into the destinations, as one of the block's threads. See `find_operands` for the operands.
 
-    Each element is read once from each source, all in registers: LANES of them, of several loads that are in flight together.
+    Each element is read once from each source, all in registers: LANES of them, with several loads in flight together.
     """
     first, step, by, srcs = thread_number(), thread_count(), REAL(divisor), operands + 16 * ndst
     places, done = 0, 0

@@ -40,13 +40,13 @@ _OPERATIONS = (
 )
 assert CONTEXT.ignored == CONTEXT.status + 16, "builtin_of expects it there"
 _CLOCKS = ("thread_ns",)
-"""Those that only the variant which records has."""
+"""Operations that only the recording variant has."""
 
 
 def interpreter(context: int, records: bool = False) -> Callable[[], int]:
-    """`stream_interpreter.interpret` for the context at this address, as a builtin function: returns the status.
+    """`stream_interpreter.interpret` for the context at this address, as a builtin function. It returns the status.
 
-    It writes the status to the context, too. With `records` it is the variant that writes a row for each instruction.
+    It writes the status to the context, too. `records` chooses the variant that writes a row for each instruction.
     """
     return _new_function(ctypes.byref(_interpreter(records)), context, None)
 
@@ -68,7 +68,7 @@ class _MethodDef(ctypes.Structure):
 
 
 _DEFINITIONS: list[_MethodDef] = []
-"""For as long as the process lives: builtin functions point to them. (Two threads may make one at the same time.)"""
+"""Kept as long as the process lives: builtin functions point to them. (Two threads may make one at the same time.)"""
 
 
 @functools.lru_cache(maxsize=2)
@@ -106,7 +106,7 @@ def combine_address(op: str, dtype: np.dtype) -> int:
 
 @functools.cache
 def optimizer_step(rule: str, decay: int, dtype: np.dtype) -> Callable[..., int]:
-    """The step of an optimizer's rule (`optimizer_step._step`): returns what that returns, and releases the GIL."""
+    """The step of an optimizer's rule (`optimizer_step._step`). Returns what that returns, and releases the GIL."""
 
     def build() -> tuple[Any, Any]:
         from .optimizer_step import template

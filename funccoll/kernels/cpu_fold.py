@@ -1,7 +1,7 @@
 """Combines of a CPU: every destination := left fold of the sources, for each op and dtype, compiled when first used.
 
-The sources are read once and the destinations written once, in blocks that stay in the first-level cache. Partial
-sums are registers, or a block of the wide type.
+The sources are read once and the destinations written once, in blocks that stay in the first-level cache. Partial sums are in
+registers, or in a block of the wide type.
 """
 # ruff: noqa: F821  (the template's free names are set by `variant`)
 # pyright: reportUndefinedVariable=false
@@ -27,11 +27,11 @@ _SIGNATURE = types.void(*[types.int64] * 7)
 def _fold(dsts: Any, ndst: Any, srcs: Any, nsrc: Any, count: Any, divisor: Any, accumulator: Any) -> None:
     """Fold the sources into the destinations.
 
-    `dsts` and `srcs` are addresses of int64 arrays of addresses, of 1 or more and of 2 or more; `count` is in elements;
-    `accumulator` is the address of ACCUMULATOR_BYTES bytes for sums that are not complete.
+    `dsts` and `srcs` are addresses of int64 arrays of addresses, one or more and two or more. `count` is in elements.
+    `accumulator` is the address of ACCUMULATOR_BYTES bytes for incomplete sums.
 
-    A negative count asks for non-temporal stores: the results are larger than the caches. A divisor other than 0 divides
-    the result: a mean, in the combine that completes the sum.
+    A negative count asks for non-temporal stores, because the results are larger than the caches. A divisor other than 0
+    divides the result: a mean, in the combine that completes the sum.
     """
     to = array_at(dsts, ndst, np.int64)
     frm = array_at(srcs, nsrc, np.int64)

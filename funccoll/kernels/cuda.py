@@ -1,6 +1,6 @@
 """The kernel of a GPU: each block interprets a plan. It is compiled for the combines that its plans need.
 
-`block` has what the threads of a block do, `stream_interpreter` how a plan is executed, `reductions` the elements of combines.
+`block` has the work of a block's threads, `stream_interpreter` the execution of a plan, `reductions` the elements of combines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Scope = Literal["gpu", "sys"]
 def kernel_template(combines: Sequence[Combine], operations: Operations, scope: Scope = "sys") -> Any:
     """The kernel as a function of the addresses of the blocks' contexts and of the table of addresses, to be compiled.
 
-    `combines` are those that plans name by their index, `scope` is that of their counters.
+    `combines` are those that plans name by their index. `scope` is the scope of their counters.
     """
     compiled = operations.machine.compile
     names = {**operations.memory, **block.MOVED_AS}

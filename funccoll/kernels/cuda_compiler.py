@@ -51,10 +51,10 @@ class Kernel(NamedTuple):
 def kept_kernel(name: str, what: Sequence[str], cc: tuple[int, int], build: Callable[[], Kernel]) -> tuple[str, bytes]:
     """A kernel's function and its machine code, compiled once on a machine, and kept as the CPU's kernels are.
 
-    `what` says for which dtypes and operations the template `name` is compiled.
+    `what` names the dtypes and operations of this compilation of the template `name`.
     """
     parts = list(what)
-    with suppress(PackageNotFoundError):  # what is kept is loaded without it
+    with suppress(PackageNotFoundError):  # a kept kernel is loaded without it
         parts.append(version("numba-cuda"))
     digest = hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
 
@@ -66,7 +66,8 @@ def kept_kernel(name: str, what: Sequence[str], cc: tuple[int, int], build: Call
 
 
 _COMPILING = threading.Lock()
-"""Held by the thread that compiles: what `_compiler` changes is the process's, and two would restore each other's."""
+"""Held by the thread that compiles: `_compiler` changes the state of the process, and two threads would restore each
+other's."""
 
 
 @contextmanager
@@ -76,7 +77,7 @@ def _compiler(cc: tuple[int, int]) -> Iterator[Any]:
     class CompiledFor:
         compute_capability = cc
 
-    is_missing = not hasattr(np, "row_stack")  # numba-cuda 0.30 names it, and NumPy 2.5 has it no more
+    is_missing = not hasattr(np, "row_stack")  # numba-cuda 0.30 names it, and NumPy 2.5 no longer has it
     if is_missing:
         setattr(np, "row_stack", np.vstack)  # noqa: B010
     try:
@@ -84,7 +85,7 @@ def _compiler(cc: tuple[int, int]) -> Iterator[Any]:
         from numba.cuda import dispatcher as numba_dispatcher
 
         dispatcher: Any = numba_dispatcher
-        # Functions that kernels call ask for the current device, also when they are only compiled.
+        # Functions that kernels call ask for the current device, even if they are only compiled.
         real, dispatcher.get_current_device = dispatcher.get_current_device, CompiledFor
         try:
             yield cuda
@@ -98,7 +99,7 @@ def _compiler(cc: tuple[int, int]) -> Iterator[Any]:
 def compile_template(template: Callable[[Operations], Any], arguments: int, cc: tuple[int, int]) -> Kernel:
     """Compile the kernel that `template` makes of a GPU's operations, a function of int64 arguments, for a compute capability.
 
-    It takes some seconds. Raises: RuntimeError with the assembler's words; DeviceError where a part of the compiler is missing.
+    It takes some seconds. Raises: RuntimeError with the assembler's words; DeviceError if a part of the compiler is missing.
     """
     try:
         import numba_cuda  # noqa: F401  (beside it, older versions of Numba have a `numba.cuda` of their own)
@@ -120,8 +121,8 @@ def compile_template(template: Callable[[Operations], Any], arguments: int, cc: 
 def assemble(ptx: str, cc: tuple[int, int]) -> tuple[bytes, str]:
     """(machine code, the report of the assembler) of PTX. Raises: RuntimeError with the assembler's words.
 
-    An NVVM that is newer than nvJitLink writes a `.version` that this one refuses (torch pins its nvJitLink, and what is loaded
-    first stays). The text is then assembled as the version that nvJitLink names: our kernels use no instruction that is newer.
+    An NVVM newer than nvJitLink writes a `.version` that this nvJitLink rejects. (torch pins its nvJitLink, and the first one
+    loaded stays.) The text is then assembled as the version that nvJitLink names: our kernels do not use newer instructions.
     """
     try:
         return _linked(ptx, cc)

@@ -1,6 +1,6 @@
 """Kernels that CuPy lacks: Philox's random words, additions to rows in the order of the updates, and copies of many blocks.
 
-All arguments are int64: addresses in the memory of a GPU, and counts. Any number of blocks does the work; no thread waits for
+All arguments are int64: addresses in the memory of a GPU, and counts. Any number of blocks does the work. No thread waits for
 another one, and no element is written by two.
 """
 # ruff: noqa: F821  (the templates' free names are set by `variant`)
@@ -25,7 +25,7 @@ _ROUNDS = 10
 _FACTORS = np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157)
 _KEY_STEPS = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBB67AE8584CAA73B)
 PIECE_BYTES = 1 << 14
-"""The most bytes of a piece of `copy_blocks`, each of which the threads of one block copy."""
+"""The most bytes of a piece of `copy_blocks`. The threads of one block copy each piece."""
 _IN_FLIGHT = 8  # values of one destination that a thread loads before it adds the first of them
 
 
@@ -46,7 +46,7 @@ def _philox(counter: Any, number: Any, purpose: Any, first_key: Any, second_key:
 
 
 def _random_words(out: Any, count: Any, key: Any, number: Any, purpose: Any) -> None:
-    """Write what `primitives.randomness` takes from NumPy's Philox: `count` words, each thread whole blocks of four.
+    """Write what `primitives.randomness` takes from NumPy's Philox: `count` words. Each thread writes whole blocks of four.
 
     `number` is the address of a 64-bit integer, or 0 for the number 0. NumPy counts before each block, so the first one is 1.
     """
@@ -72,8 +72,8 @@ def _random_words(out: Any, count: Any, key: Any, number: Any, purpose: Any) -> 
 def _scatter_add(out: Any, rows: Any, order: Any, values: Any, count: Any, width: Any) -> None:
     """Add rows of values, `width` elements each, to the rows of `out` that `rows` names, as `np.add.at` does.
 
-    `rows` is sorted and stable: `order` has the numbers of the updates, and those of one row are in their own order. The
-    thread whose update is the first of its row adds all of them, for one column. A 16-bit float is rounded by each addition.
+    `rows` is sorted and stable: `order` has the numbers of the updates, and those of one row are in their own order. The thread
+    with the first update of a row adds all of them, for one column. A 16-bit float is rounded by each addition.
     """
     stride = ITEMSIZE * width
     for task in range(first_of_grid(), count * width, thread_count() * block_count()):
@@ -96,9 +96,9 @@ def _scatter_add(out: Any, rows: Any, order: Any, values: Any, count: Any, width
 
 
 def _copy_blocks(table: Any, pieces: Any, count: Any) -> None:
-    """Copy pieces of arrays, of which each block of threads does some.
+    """Copy pieces of arrays. Each block of threads copies some.
 
-    A row of `table` is the address of an array and that of its copy; a row of `pieces` is the number of a row of `table`, the
+    A row of `table` is the address of an array and that of its copy. A row of `pieces` is the number of a row of `table`, the
     place of the first byte, and the number of bytes.
     """
     for number in range(block_number(), count, block_count()):

@@ -1,4 +1,4 @@
-"""Memory operations of a GPU that Numba does not have, as LLVM instructions and inline PTX; addresses are plain integers.
+"""Memory operations of a GPU that Numba does not have, as LLVM instructions and inline PTX. Addresses are plain integers.
 
 Importing it needs numba-cuda, and no GPU.
 """
@@ -48,7 +48,7 @@ _WORD, _HALF_WORD, _GLOBAL, _SHARED = ir.IntType(64), ir.IntType(32), 1, 3
 
 
 def _assembly(builder: Any, result: Any, operands: list[Any], text: str, constraints: str) -> Any:
-    """Inline PTX, across which no access to memory moves."""
+    """Inline PTX. No memory access moves across it."""
     kind = ir.FunctionType(result, [operand.type for operand in operands])
     clobber = ("," if constraints else "") + "~{memory}"
     return builder.call(ir.InlineAsm(kind, text, constraints + clobber, side_effect=True), operands)
@@ -76,7 +76,7 @@ def store(typingctx: Any, address: Any, value: Any) -> Any:
 
 
 def _load_acquire(scope: str) -> Any:
-    """The int64 at an address that other threads of the scope write; nothing that comes after is read before it."""
+    """The int64 at an address that other threads of the scope write. Nothing that comes after is read before it."""
 
     @intrinsic
     def load_acquire(typingctx: Any, address: Any) -> Any:
@@ -111,9 +111,9 @@ store_release_gpu, store_release_sys = map(_store_release, ("gpu", "sys"))
 
 @intrinsic
 def barrier(typingctx: Any) -> Any:
-    """Wait for all threads of the block, which come to this same instruction, the threads of a warp together.
+    """Wait for all threads of the block. All of them come to this same instruction, the threads of a warp together.
 
-    It is syncthreads, which NVVM knows to be convergent: it neither copies it nor moves it into a branch.
+    It is syncthreads. NVVM knows that to be convergent, so it neither copies it nor moves it into a branch.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -148,7 +148,7 @@ def sleep_ns(typingctx: Any, duration: Any) -> Any:
 
 @intrinsic
 def shared_words(typingctx: Any) -> Any:
-    """The address of SHARED_WORDS words that the threads of this block share: the same ones wherever this is called."""
+    """The address of SHARED_WORDS words that the threads of this block share. It is the same for every call."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         module, name, kind = builder.module, "funccoll_shared_words", ir.ArrayType(_WORD, SHARED_WORDS)
@@ -204,7 +204,7 @@ def _vector(context: Any, kind: Any) -> Any:
 
 
 def _load_vector(builder: Any, address: Any, vector: Any) -> Any:
-    """Load 16 bytes at once. Where elements have less than 32 bits, NVVM cuts its own vectors into fours of them."""
+    """Load 16 bytes at once. NVVM cuts its own vectors into fours if elements have less than 32 bits."""
     if not _is_cut(vector):
         return builder.load(_pointer(builder, address, vector), align=VECTOR_BYTES)
     results = ir.LiteralStructType([_HALF_WORD] * 4)
@@ -317,7 +317,7 @@ def map_lanes(typingctx: Any, function: Any, values: Any) -> Any:
 
 @intrinsic
 def zip_lanes(typingctx: Any, function: Any, first: Any, second: Any) -> Any:
-    """The tuple of `function` of each pair of elements; `second` may be one element, which goes with all."""
+    """The tuple of `function` of each pair of elements. `second` may be one element, which is paired with all."""
     is_tuple = isinstance(second, types.UniTuple)
     each = typingctx.resolve_function_type(function, (first.dtype, second.dtype if is_tuple else second), {})
     result = types.UniTuple(each.return_type, first.count)
@@ -342,7 +342,7 @@ def thread_number() -> Any:
 
 @cuda.jit(device=True)
 def thread_count() -> Any:
-    """The number of threads of a block: a constant, since a GPU has no instruction that divides integers."""
+    """The number of threads of a block. It is a constant, because a GPU has no instruction that divides integers."""
     return types.int64(THREADS)
 
 
@@ -363,7 +363,7 @@ def block_count() -> Any:
 
 @intrinsic
 def multiply_high(typingctx: Any, a: Any, b: Any) -> Any:
-    """The upper word of the product of two uint64, which NVVM has an instruction for."""
+    """The upper word of the product of two uint64. NVVM has an instruction for it."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         double = ir.IntType(128)
@@ -374,7 +374,7 @@ def multiply_high(typingctx: Any, a: Any, b: Any) -> Any:
 
 
 def _rounded(builder: Any, operation: str, a: Any, b: Any) -> Any:
-    """An operation that is rounded on its own: NVVM contracts plain products and sums, and cannot be told not to."""
+    """An operation with a rounding of its own. NVVM contracts plain products and sums, and has no switch against it."""
     letter = "f" if isinstance(a.type, ir.FloatType) else "d"
     kind = ir.FunctionType(a.type, [a.type, a.type])
     name = f"llvm.nvvm.{operation}.rn.{letter}"

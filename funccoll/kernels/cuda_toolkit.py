@@ -1,4 +1,4 @@
-"""Libraries of a CUDA toolkit that is not a Python package: where they are, and those of the compiler, loaded from there."""
+"""Libraries of a CUDA toolkit that is not a Python package: their places, and the compiler's libraries, loaded from there."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["find", "load_compilers"]
 _VARIABLES = ("CUDA_PATH", "CUDA_HOME")
 _USUAL = ("/usr/local/cuda",)
 _COMPILERS = {"nvvm": "libnvvm.so", "nvJitLink": "libnvJitLink.so", "nvrtc": "libnvrtc.so", "cudart": "libcudart.so"}
-"""By cuda-pathfinder's names, those that compile our kernels, and two that numba-cuda asks for versions."""
+"""The libraries that compile our kernels, and two whose versions numba-cuda asks for, by cuda-pathfinder's names."""
 _FOLDERS = ("lib64", "nvvm/lib64", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib")
 
 
 def find(library: str) -> Path | None:
     """The file of a library, "libnvvm.so" for example, in the toolkit of CUDA_PATH or CUDA_HOME or in /usr/local/cuda.
 
-    Nothing is loaded. None where there is none.
+    Loads nothing. Returns None if there is none.
     """
     for root in (*filter(None, map(os.environ.get, _VARIABLES)), *_USUAL):
         for folder in _FOLDERS:
@@ -28,10 +28,10 @@ def find(library: str) -> Path | None:
 
 
 def load_compilers() -> None:
-    """Load the compiler's libraries from a toolkit, where cuda-pathfinder does not find them.
+    """Load the compiler's libraries from a toolkit if cuda-pathfinder does not find them.
 
-    It looks at Python packages, the dynamic linker's folders, CUDA_PATH and CUDA_HOME, and takes what is loaded already. NVVM
-    is in a folder of its own, which the linker does not know. Raises: ImportError with what is missing.
+    It looks in Python packages, the dynamic linker's folders, CUDA_PATH and CUDA_HOME, and takes what is loaded already. NVVM
+    is in a separate folder that the linker does not search. Raises: ImportError with what is missing.
     """
     from cuda import pathfinder
 

@@ -1,7 +1,7 @@
-"""Direct reads: private memory of another process of the host, read by the system (`process_vm_readv`) for the CPU's kernel.
+"""Direct reads: the system reads private memory of another process of the host (`process_vm_readv`) for the CPU's kernel.
 
-Every read also fetches its owner's cookie, a number that no other process has, from where the owner keeps it. So data of a
-process that has got the number of one that died is never taken for the owner's.
+Every read also fetches its owner's cookie, a number that no other process has. A process may get the number of one that died.
+The cookie shows that its data are not the owner's.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ __all__ = ["can_be_read", "combine_pieces", "read_directly"]
 _readv = types.ExternalFunction("process_vm_readv", types.int64(types.int32, *[types.int64] * 5))
 _errno = types.ExternalFunction("__errno_location", types.int64())
 _MOST = 1 << 30
-"""Bytes of one read: the system reads less than twice as many."""
+"""Bytes of one read. The system reads less than twice as many."""
 _ADDRESS = (1 << OWNER_BITS) - 1
 _LINE = 64
 
 
 @njit
 def read_directly(context: Any, to: Any, source: Any, nbytes: Any) -> Any:
-    """Copy from a peer's private memory; returns 0, or an error number. PEER is then its rank."""
+    """Copy from a peer's private memory. Returns 0, or an error number. PEER is then its rank."""
     rank = (source >> OWNER_BITS) - 1
     peer, source = load(context + CONTEXT.peers) + PEER.size * rank, source & _ADDRESS
     mine, theirs, cookie = context + CONTEXT.read_to, context + CONTEXT.read_from, context + CONTEXT.read_cookie
@@ -59,9 +59,9 @@ def read_directly(context: Any, to: Any, source: Any, nbytes: Any) -> Any:
 
 @njit
 def can_be_read(context: Any, data: Any) -> Any:
-    """True when peers can read private memory of this process: the system reads it for this one.
+    """True if peers can read private memory of this process: the system reads it for this one.
 
-    Not memory of devices, and not what the system does not keep in pages.
+    Memory of devices cannot be read, nor what the system does not keep in pages.
     """
     return (
         data >> OWNER_BITS == 0
@@ -71,7 +71,7 @@ def can_be_read(context: Any, data: Any) -> Any:
 
 @njit
 def combine_pieces(context: Any, function: Any, ndst: Any, nsrc: Any, count: Any, itemsize: Any, divisor: Any) -> Any:
-    """Call a combine on OPERANDS, of which some sources are private memory of peers: piece by piece, these are read first.
+    """Call a combine on OPERANDS if some sources are private memory of peers. These are read first, piece by piece.
 
     Every element is combined as in one call. Returns 0, or an error number.
     """

@@ -1,4 +1,4 @@
-"""Memory operations of a CPU that Numba does not have, as LLVM instructions; addresses are plain integers."""
+"""Memory operations of a CPU that Numba does not have, as LLVM instructions. Addresses are plain integers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def store(typingctx: Any, address: Any, value: Any) -> Any:
 
 @intrinsic
 def load_acquire(typingctx: Any, address: Any) -> Any:
-    """The int64 at an address; nothing that comes after is read before it."""
+    """The int64 at an address. Nothing that comes after is read before it."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load_atomic(builder.inttoptr(args[0], ir.IntType(64).as_pointer()), "acquire", 8)
@@ -79,21 +79,21 @@ def load_acquire(typingctx: Any, address: Any) -> Any:
 
 @njit
 def monotonic_ns(words: Any) -> Any:
-    """The time in nanoseconds of a clock which all processes share; `words` is the address of two that it may write."""
+    """The time in nanoseconds of a clock that all processes share. `words` is the address of two words that it may write."""
     _clock_gettime(CLOCK_MONOTONIC, words)
     return 1_000_000_000 * load(words) + load(words + 8)
 
 
 @njit
 def thread_ns(words: Any) -> Any:
-    """The nanoseconds that this thread has spent on a processor; `words` as in `monotonic_ns`."""
+    """The nanoseconds that this thread has spent on a processor. `words` as in `monotonic_ns`."""
     _clock_gettime(CLOCK_THREAD_CPUTIME_ID, words)
     return 1_000_000_000 * load(words) + load(words + 8)
 
 
 @intrinsic
 def store_release(typingctx: Any, address: Any, value: Any) -> Any:
-    """Write an int64 to an address; everything that came before is written before it."""
+    """Write an int64 to an address. Everything that came before is written before it."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store_atomic(args[1], builder.inttoptr(args[0], ir.IntType(64).as_pointer()), "release", 8)
@@ -145,9 +145,9 @@ def _memcpy(typingctx: Any, to: Any, source: Any, count: Any) -> Any:
 def copy(to: Any, source: Any, count: Any) -> Any:
     """Copy `count` bytes between ranges that do not overlap.
 
-    In pieces: from about the size of the second-level cache on, C libraries change to loops that fetch every line before they
-    write it, and later to non-temporal stores, by bounds that do not know what other ranks do. Measured, 1.2 to 1.6 times as
-    fast from 2 MiB on.
+    It copies in pieces. From about the size of the second-level cache on, C libraries change to loops that fetch every line
+    before they write it, and later to non-temporal stores. Their bounds do not know what other ranks do. Measured, pieces are
+    1.2 to 1.6 times as fast from 2 MiB on.
     """
     done = 0
     while count - done > _PIECE:
@@ -158,7 +158,7 @@ def copy(to: Any, source: Any, count: Any) -> Any:
 
 @intrinsic
 def _non_temporal_lines(typingctx: Any, to: Any, source: Any, count: Any) -> Any:
-    """Copy `count` cache lines with non-temporal stores; `to` begins one."""
+    """Copy `count` cache lines with non-temporal stores. `to` is the beginning of one."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         to, source, count = args
@@ -204,12 +204,13 @@ def fence(typingctx: Any) -> Any:
 def call(
     typingctx: Any, function: Any, dsts: Any, ndst: Any, srcs: Any, nsrc: Any, count: Any, divisor: Any, accumulator: Any
 ) -> Any:
-    """Call a combine by its address: see `object_cache.address_of` for the convention."""
+    """Call a combine by its address. See `object_cache.address_of` for the convention."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word = ir.IntType(64)
         kind = ir.FunctionType(ir.IntType(32), [word] * 9)
-        # It returns nothing and raises nothing, so the two words that it may write are in the accumulator, not yet in use.
+        # It returns nothing and raises nothing. The two words that it may write are in the accumulator, which is not yet in
+        # use.
         builder.call(builder.inttoptr(args[0], kind.as_pointer()), [args[7], builder.add(args[7], word(8)), *args[1:]])
         return context.get_dummy_value()
 
@@ -217,9 +218,9 @@ def call(
 
 
 def _c_function(words: int) -> Any:
-    """A call of a C function by its address, with this number of words; it returns an int.
+    """A call of a C function by its address, with this number of words. It returns an int.
 
-    Whatever an argument's type is in C, pointer or int: it is one word, of which an int is the lower half.
+    An argument may have any C type, pointer or int: it is one word, and an int is its lower half.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -234,13 +235,13 @@ def _c_function(words: int) -> Any:
 def begin_message(
     typingctx: Any, function: Any, buffer: Any, count: Any, datatype: Any, peer: Any, tag: Any, communicator: Any, request: Any
 ) -> Any:
-    """Call MPI_Isend or MPI_Irecv; returns its error code. (As 64-bit words, arguments are also right where C has ints.)"""
+    """Call MPI_Isend or MPI_Irecv. Returns its error code. (As 64-bit words, arguments are also right where C has ints.)"""
     return _c_function(7)
 
 
 @intrinsic
 def test_message(typingctx: Any, function: Any, request: Any, flag: Any, status: Any) -> Any:
-    """Call MPI_Test; returns its error code."""
+    """Call MPI_Test. Returns its error code."""
     return _c_function(3)
 
 
@@ -256,8 +257,9 @@ def square_root(typingctx: Any, x: Any) -> Any:
     return x(x), codegen
 
 
-# Where CPython's and NumPy's ABIs have an object's count of references, its type, and an array's data and flags: first, behind
-# it, behind the head of all objects, and behind data, nd, dimensions, strides, base and descr, all of the size of a pointer.
+# Places in CPython's and NumPy's ABIs of an object's reference count, its type, and an array's data and flags. The count is
+# first, the type behind it. An array's data are behind the head of all objects, its flags behind data, nd, dimensions, strides,
+# base and descr, all of the size of a pointer.
 _TYPE = object.__basicsize__ - 8
 _DATA = object.__basicsize__
 _NDIM, _DIMENSIONS, _DTYPE, _FLAGS = (_DATA + 8 * i for i in (1, 2, 5, 6))

@@ -1,11 +1,11 @@
-"""Machine code of kernels: compiled by Numba once, kept in a file, and loaded by LLVM alone in every later process.
+"""Machine code of kernels. Numba compiles it once, a file keeps it, and LLVM alone loads it in every later process.
 
-Numba's own cache needs Numba to load from it: half a second in each process of a job. An object file needs only
-llvmlite, 30 ms. A file is named by the sources of kernels, the versions of Numba and llvmlite, and the
-processor; it lies where Numba's would: NUMBA_CACHE_DIR, the package's __pycache__, or the user's cache directory.
+Numba's own cache needs Numba to load from it: half a second in each process of a job. An object file needs only llvmlite, 30
+ms. A file is named by the sources of kernels, the versions of Numba and llvmlite, and the processor. It is in the same folder
+as Numba's cache: NUMBA_CACHE_DIR, the package's __pycache__, or the user's cache directory.
 
-Whoever can write there decides what this process executes. So folder and file must be this user's alone (`private_files`);
-otherwise code is compiled and not kept, with a warning.
+Anyone with write access there decides what this process executes. So folder and file must be this user's alone
+(`private_files`). Otherwise code is compiled and not kept, with a warning.
 """
 
 from __future__ import annotations
@@ -34,25 +34,26 @@ _FOUND = {"__errno_location", "clock_gettime", "process_vm_readv", "sched_yield"
 _OF_PYTHON = "PyLong_AsLongLong", "PyEval_SaveThread", "PyEval_RestoreThread", "PyLong_FromLongLong"
 _BUILTIN = "funccoll_builtin"
 _PROBES = 5e-324, 1.0, 2.0**-60
-"""Numbers whose sums tell of another floating-point environment: the least one, and one with what rounding to nearest drops."""
+"""Numbers whose sums show a different floating-point environment: the least one, and one with what rounding to nearest
+drops."""
 _ENGINES: list[Any] = []  # for as long as the process lives: they own the code
 
 
 def address_of(name: str, build: Callable[[], tuple[Any, Any]]) -> int:
     """The address of a kernel's machine code. `build` returns a Python function and its Numba signature.
 
-    It has Numba's calling convention: int32 f(result *, void **, arguments...); no kernel of ours raises, so the integer
-    and the second argument are not used. The code uses no Python and no Numba.
+    It has Numba's calling convention: int32 f(result *, void **, arguments...). Our kernels never raise, so the integer and the
+    second argument are not used. The code uses neither Python nor Numba.
     """
     return _load(*kept(name, lambda: _compile(*build())))
 
 
 def builtin_of(name: str, build: Callable[[], tuple[Any, Any]], status: int) -> int:
-    """The address of a function with METH_NOARGS, of Python's C API, which runs a kernel of one argument without the GIL.
+    """The address of a function with METH_NOARGS, of Python's C API. It runs a kernel of one argument without the GIL.
 
-    The argument is `self`, as an int: the address of memory which has a word for the kernel's result at offset `status`, and
-    one for Numba's exceptions behind the next. The function returns the result. Its call takes 0.05 µs, that of ctypes 0.3.
-    The kernel runs in the default floating-point environment, whichever the caller's thread has.
+    The argument is `self`, as an int: the address of memory with a word for the kernel's result at offset `status`, and one for
+    Numba's exceptions behind the next. The function returns the result. Its call takes 0.05 µs, that of ctypes 0.3. The kernel
+    runs in the default floating-point environment, whatever environment the caller's thread has.
     """
 
     def compiled() -> tuple[str, bytes]:
@@ -140,10 +141,10 @@ def _builtin(kernel: str, status: int, architecture: str) -> str:
 
 @contextmanager
 def _default_environment(builder: Any, architecture: str) -> Iterator[None]:
-    """Have what is built in the block run in the default floating-point environment.
+    """Make the code built in this block run in the default floating-point environment.
 
-    A thread may have another rounding, or take subnormal numbers as zeros. Three additions tell it in 1 ns; to read the control
-    register takes 6.
+    A thread may have another rounding, or take subnormal numbers as zeros. Three additions detect that in 1 ns; reading the
+    control register takes 6.
     """
     from llvmlite import ir
 
@@ -228,7 +229,7 @@ def _candidates() -> Iterator[Path]:
 
 
 def cache_directory() -> Path | None:
-    """The directory of kept code, which only this user can write; None without one. Warns of one that others can write."""
+    """The directory of kept code, writable only by this user; None without one. Warns of one that others can write."""
     objections = []
     for folder in _candidates():
         with suppress(OSError):
@@ -259,7 +260,7 @@ def _read(name: str) -> tuple[str, bytes] | None:
             return None
         digest, rest = content.split(b"\n", 1)
         symbol, code = rest.split(b"\n", 1)
-        if code and _digest(path.name, rest) == digest:  # one that was cut off, or is another kernel's, would end the process
+        if code and _digest(path.name, rest) == digest:  # a truncated file, or one of another kernel, would end the process
             return symbol.decode(), code
     return None
 

@@ -1,7 +1,7 @@
-"""Steps of optimizers on a CPU: all leaves of one dtype in one call, each element read once and written once.
+"""Steps of optimizers on a CPU: all leaves of one dtype in one call. Each element is read once and written once.
 
-The rules are those of `primitives.optimizers`, compiled for one element: never fastmath, and LLVM contracts no product with a
-sum unless it is told to.
+The rules are those of `primitives.optimizers`, compiled for one element. They are never fastmath, and LLVM contracts a product
+with a sum only on request.
 """
 # ruff: noqa: F821  (the templates' free names are set by `variant`)
 # pyright: reportUndefinedVariable=false
@@ -23,17 +23,18 @@ __all__ = ["template"]
 
 _SIGNATURE = types.int64(*[types.int64] * 6)
 _ITEMS = tuple.__basicsize__
-"""Where a tuple's items begin."""
+"""The offset of a tuple's items."""
 
 _BLOCK_BYTES = 1 << 13
-"""Bytes copied at a time where a result is not its operand's memory: the arrays of a block stay in the first-level cache."""
+"""Bytes copied at a time if a result is not in its operand's memory. The arrays of a block stay in the first-level cache."""
 
 
 def _step(operands: Any, results: Any, array_type: Any, leaves: Any, sizes: Any, scalars: Any) -> Any:
-    """Write a step's results; returns 0, or, before anything is written, 1 where something is not a C-contiguous array.
+    """Write a step's results. Returns 0. If something is not a C-contiguous array, returns 1 before anything is written.
 
-    `operands` and `results` are addresses of tuples of arrays, in the primitive's order, `array_type` that of their type;
-    `sizes` has the number of elements of each leaf (int64), `scalars` the rule's (float64). A result may be its operand.
+    `operands` and `results` are addresses of tuples of arrays, in the primitive's order. `array_type` is the address of their
+    type. `sizes` has the number of elements of each leaf (int64), `scalars` the rule's scalars (float64). A result may be its
+    operand.
     """
     for k in range((2 + MOMENTS) * leaves):
         thing = load(operands + ITEMS + 8 * k)

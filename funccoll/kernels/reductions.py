@@ -1,9 +1,9 @@
 """Elements of combines: the steps of a left fold for each op and dtype, written once for all machines.
 
-float16 and bfloat16 are added in float32 and rounded once. A NaN is stored as the canonical one: which operand's payload
-survives an addition depends on the instructions that the compiler chooses. The bits are those of `primitives.combining.fold`:
-never fastmath, which would reorder; and where a product meets a sum, `times`, `plus` and `minus` of the machine, which it must
-not contract.
+float16 and bfloat16 are added in float32 and rounded once. A NaN is stored as the canonical one, because the compiler's choice
+of instructions decides which operand's payload survives an addition. The bits are those of `primitives.combining.fold`. So the
+code is never fastmath, which would reorder. If a product meets a sum, it uses the machine's `times`, `plus` and `minus`, which
+must not be contracted.
 """
 # ruff: noqa: F821  (the templates' free names are set by `variant`)
 # pyright: reportUndefinedVariable=false
@@ -87,7 +87,7 @@ def _float_min(a: Any, b: Any) -> Any:
 
 
 def _divide(x: Any, divisor: Any) -> Any:
-    return WIDE(x / divisor)  # of integers, which are never divided, too: a total has one type
+    return WIDE(x / divisor)  # also of integers, which are never divided: a total has one type
 
 
 def _complex_divide(x: Any, divisor: Any) -> Any:
@@ -172,7 +172,7 @@ def meanings(op: str, dtype: np.dtype, machine: Machine) -> dict[str, Any]:
 
 
 def conversions_of(dtype: np.dtype, machine: Machine) -> tuple[Any, Any, Any, Any]:
-    """For elements of a real float: the types in which they are stored and computed, and the functions between the two."""
+    """For elements of a real float: the types for storage and computation, and the functions between the two."""
     names = {"float_to_half": machine.float_to_half, "bits_of": machine.bits_of, "from_bits": machine.from_bits}
     if dtype.itemsize > 2:
         same = machine.compile(variant(_same, f"same_{dtype.name}"))

@@ -1,19 +1,19 @@
-"""The stream interpreter, written once: executes a plan, instruction by instruction.
+"""The stream interpreter, written once: it executes a plan, instruction by instruction.
 
-It is a template: its memory operations (`load`, `store_release`, `pause`, `copy`, ...) are global names that each machine
-binds anew (`cpu.py`, `cuda.py`). The instructions are described in `schedules.streams.instructions`, the words of the context
-in `kernel_context`. With `RECORDS` bound to True it also writes a row for each instruction (`RecordedRow`); else none of that
-is in its machine code.
+It is a template: its memory operations (`load`, `store_release`, `pause`, `copy`, ...) are global names that each machine binds
+anew (`cpu.py`, `cuda.py`). `schedules.streams.instructions` describes the instructions, `kernel_context` the words of the
+context. With `RECORDS` bound to True it also writes a row for each instruction (`RecordedRow`). Otherwise none of that is in
+its machine code.
 
-A rank's control line begins with its (first) counter, so that one transfer between cores tells a waiting rank that its peer
-has entered, and what it publishes: the call's number (base + value), its hash with the sequence hash, where its addresses are,
-and, when they are few, the addresses; else they are in the rank's own memory. Addresses count from the heap's beginning, but
-for those of private arguments that peers read directly: these have the owner's number above their bits, and where the source
-of a COPY or COMBINE has one, the system reads it (`direct_reads`). A peer reads only while the rank is in the call: the rank
-leaves after all that touch its buffers.
+A rank's control line begins with its (first) counter. So one transfer between cores shows a waiting rank that its peer has
+entered, and what the peer publishes: the call's number (base + value), its hash with the sequence hash, and the place of its
+addresses. A few addresses are in the line itself; otherwise they are in the rank's own memory. Addresses count from the heap's
+beginning. Private arguments that peers read directly are different: their addresses have the owner's number above their bits.
+If the source of a COPY or COMBINE has one, the system reads it (`direct_reads`). A peer reads only while the rank is in the
+call: the rank leaves after all that touch its buffers.
 
-An eager collective (`transports.plans.eager`) needs none of this: peers read a rank's arrays in its mailbox, which is the
-rank's again some calls later.
+An eager collective (`transports.plans.eager`) needs none of this. Peers read a rank's arrays in its mailbox, and the rank
+reuses the mailbox some calls later.
 """
 # ruff: noqa: F821  (the template's free names are set by `variant`)
 # pyright: reportUndefinedVariable=false, reportPossiblyUnboundVariable=false
@@ -90,31 +90,31 @@ FIND_MAILBOX, ONCE, PUBLISH, RAISE_LOW_WATER_MARK, RESERVE, SKIP_SHARED, VERIFY 
 RECORDS = False
 """A variant binds it to True to record each instruction's start and end."""
 HAS_MESSAGES = False
-"""A variant binds it to True where plans have messages to other hosts."""
+"""A variant binds it to True if plans have messages to other hosts."""
 HAS_DIRECT_READS = False
-"""A variant binds it to True where processes can read each other's private memory."""
+"""A variant binds it to True if processes can read each other's private memory."""
 HAS_MAILBOXES = False
-"""A variant binds it to True where plans have eager collectives."""
+"""A variant binds it to True if plans have eager collectives."""
 HAS_SHARED_BUFFERS = False
-"""A variant binds it to True where processes share buffers: read each other's arrays in place, and keep them."""
+"""A variant binds it to True if processes share buffers: they read each other's arrays in place, and keep them."""
 ON_GPU = False
-"""A variant binds it to True for a block of a GPU: its plans publish no addresses, and it returns SHARED_WORK at each COPY and
-COMBINE, which the threads of the block execute together."""
+"""A variant binds it to True for a block of a GPU. Its plans publish no addresses. It returns SHARED_WORK at each COPY and
+COMBINE, and the threads of the block execute that together."""
 _MIX, _HASH_BITS = 0x5851_F42D_4C95_7F2D, (1 << 56) - 1
 _LONG = 100_000  # nanoseconds from which on a recorded instruction asks how long it had a processor
 
 _EAGER = 30  # tries without a pause
 _NAP = 50  # microseconds
-# A process that yields its core to one of another job waits for the whole time slice of that one, several milliseconds; a
-# process that sleeps gets its core back when it wakes. So a yield of this many nanoseconds means: sleep, in this and the
-# next waits, twice as many each time that it turns out to be needed still, and half as many when it was not.
+# A process that yields its core to one of another job waits for that one's whole time slice, several milliseconds. A process
+# that sleeps gets its core back when it wakes. So a yield of this many nanoseconds means: sleep, in this wait and the next
+# ones. The number of waits that sleep doubles each time that sleeping is still needed, and halves when it was not.
 _TIME_SLICE = 400_000
 _GLANCE, _MOST_TESTS = 16, 4_000_000  # tests of a message between two looks at the clock, and nanoseconds of tests in a row
 _LEAST_CONTENTION, _MOST_CONTENTION = 8, 1024
 
 
 def interpret(context: Any) -> int:
-    """Run from the PC in the context until everything is done or something stops it; returns a status."""
+    """Run from the PC in the context until everything is done or something stops it. Returns a status."""
     heap, code = load(context + CONTEXT.heap), load(context + CONTEXT.code)
     addresses = load(context + CONTEXT.addresses)
     bases, sequence_hashes = load(context + CONTEXT.bases), load(context + CONTEXT.sequence_hashes)
@@ -173,7 +173,8 @@ def interpret(context: Any) -> int:
                 if load_acquire(load(context + CONTEXT.failure)) != 0:
                     status = FAILED
                 elif HAS_MAILBOXES and awaited != counter and load_acquire(counter) >= goal and load_acquire(awaited) < goal:
-                    status = MISMATCH  # it has entered something else: it publishes its mailbox before it moves its counter
+                    # the peer has entered something else: it publishes its mailbox before it moves its counter
+                    status = MISMATCH
                 elif tries <= spins + yields:
                     yield_core()
                     before, since = since, monotonic_ns(context + CONTEXT.clock)
@@ -225,7 +226,7 @@ def interpret(context: Any) -> int:
                 slot += 8 * load(pc + READ_PEER.stride)
             pc += READ_PEER.size
         elif not ON_GPU and opcode == CHECK.opcode:
-            # A peer that has left may enter its next call meanwhile: it writes the number first, and it is read last.
+            # A peer that has left may enter its next call meanwhile. It writes the number first, and the number is read last.
             line = heap + load(pc + CHECK.line)
             entry = load(bases + 8 * load(pc + CHECK.communicator)) + load(pc + CHECK.value)
             hash = load(pc + CHECK.hash) ^ load(sequence_hashes + 8 * load(pc + CHECK.communicator))
@@ -386,7 +387,7 @@ def interpret(context: Any) -> int:
             else:
                 pc += RESERVE.size
         elif HAS_MAILBOXES and opcode == VERIFY.opcode:
-            # A peer that is ahead has published its mailbox for this call, or is about to: it compares with this rank's.
+            # A peer that is ahead has published its mailbox for this call, or is about to. It compares with this rank's.
             mailbox, own = load(addresses + 8 * load(pc + VERIFY.mailbox)), load(addresses + 8 * load(pc + VERIFY.own))
             number = load_acquire(mailbox + MAILBOX.number)
             sequence_hash = load_acquire(mailbox + MAILBOX.sequence_hash)
@@ -430,11 +431,11 @@ def interpret(context: Any) -> int:
             store(base, load(base) + load(pc + ADVANCE.span))
             pc += ADVANCE.size
         elif HAS_MESSAGES and opcode == POST.opcode:
-            if load_acquire(load(context + CONTEXT.failure)) != 0:  # the rank that failed may have changed what is sent
+            if load_acquire(load(context + CONTEXT.failure)) != 0:  # the failed rank may have changed what is sent
                 store(context + CONTEXT.pc, (pc - code) // 8)
                 store(context + CONTEXT.instruction_budget, budget)
                 return FAILED
-            # The tag has the call's number: one that a rank leaves out would meet the next of its kind.
+            # The tag has the call's number. Otherwise a message that a rank leaves out would match the next of its kind.
             library, communicator = load(context + CONTEXT.library), 8 * load(pc + POST.communicator)
             call_hash = load(sequence_hashes + communicator) ^ load(bases + communicator) * _MIX
             number, handle = load(pc + POST.message), load(library + LIBRARY.request_bytes)
@@ -517,7 +518,7 @@ def interpret(context: Any) -> int:
                 store(contention + 8, load(contention + 8) // 2)
             pc += COMPLETE.size
         else:
-            # The rank that failed may have changed what was read. Blocks of a GPU that wait for nothing have no failure word.
+            # The failed rank may have changed what was read. Blocks of a GPU that wait for nothing have no failure word.
             if (not ON_GPU or load(context + CONTEXT.failure) != 0) and load_acquire(load(context + CONTEXT.failure)) != 0:
                 store(context + CONTEXT.pc, (pc - code) // 8)
                 store(context + CONTEXT.instruction_budget, budget)

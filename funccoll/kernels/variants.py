@@ -1,4 +1,4 @@
-"""Variants of a template: the same code with other globals, compiled under a name of its own."""
+"""Variants of a template: the same code with other globals, compiled under its own name."""
 
 from __future__ import annotations
 
