@@ -1,9 +1,10 @@
-"""Rendezvous of a job on several hosts: all ranks over TCP, then those of each host over its Unix socket, to share its memory.
+"""Rendezvous of a job on several hosts: all ranks connect over TCP, then those of each host over its Unix socket, to share its
+memory.
 
-An `AddressExchange` (MPI's) tells the ranks at which addresses rank 0 listens, and a secret, with which they prove that they
-belong to the job. They meet rank 0's coordinator as on one host. It tells each where all others listen, so that in jobs up to
-FULL_MESH ranks each two connect. In steps that all do together (`_CommonSteps`), and in which each hears of an error of any,
-they then find out which of them share a host.
+An `AddressExchange` (MPI's) gives the ranks rank 0's addresses and a secret. With the secret they prove that they belong to the
+job. They connect to rank 0's coordinator as on one host. It sends each the addresses of all others, and in jobs up to FULL_MESH
+ranks each two connect. Then they find out which of them share a host, in steps that all take together (`_CommonSteps`). In such
+a step each rank learns of an error of any other.
 """
 
 from __future__ import annotations
@@ -34,30 +35,30 @@ from .tcp import Address, ListeningSocket, call
 
 __all__ = ["AddressExchange", "join_across_hosts"]
 
-_SHARE_TIMEOUT = 10.0  # seconds until a rank gives up those of its host, which were there a moment ago
+_SHARE_TIMEOUT = 10.0  # seconds until a rank stops waiting for those of its host, which were there a moment ago
 _PLACE = "\n  at "  # before the user's line, at the end of an error
 _PROGRESS = 0.002  # seconds between two looks at an exchange that is being sent
 
 
 class AddressExchange(Protocol):
-    """The way in which ranks hear of each other before they are connected."""
+    """The way in which ranks exchange words before they are connected."""
 
     def send(self, payload: bytes) -> None:
         """Begin to send rank 0's words to all others."""
         ...
 
     def is_sent(self) -> bool:
-        """Go on sending; True when nothing is left to do."""
+        """Continue to send. Returns True if nothing is left to do."""
         ...
 
     def receive(self, seconds: float) -> bytes | None:
-        """Rank 0's words; None when none have come in that time."""
+        """Rank 0's words; None if none have come in that time."""
         ...
 
     def host_leader(self, check: Callable[[], None]) -> int:
         """The lowest rank of this process's host. All ranks call it at the same time.
 
-        `check` raises RendezvousError when another rank has failed, or it is too late; it is called now and then.
+        `check` raises RendezvousError if another rank has failed, or it is too late. It is called now and then.
         """
         ...
 
@@ -71,7 +72,7 @@ class AddressExchange(Protocol):
 
 
 class _TcpCoordinator(Coordinator):
-    """Rank 0's side between hosts: processes that come prove that they know the secret."""
+    """Rank 0's side between hosts: processes that connect prove that they know the secret."""
 
     def __init__(self, job: JobSpec, timeout: float, listening: ListeningSocket, exchange: AddressExchange):
         super().__init__(job, timeout)
@@ -102,9 +103,9 @@ class _TcpCoordinator(Coordinator):
 
 
 def _next_message(listening: ListeningSocket, caller: FramedSocket) -> dict[str, Any] | None:
-    """The next message of a caller that has proved itself; None at the end, or when it does not know the secret.
+    """The next message of a caller that has proved itself; None at the end, or if it does not know the secret.
 
-    Raises: BlockingIOError when there is none yet.
+    Raises: BlockingIOError if there is none yet.
     """
     try:
         message = listening.hear(caller)
@@ -118,14 +119,14 @@ def _next_message(listening: ListeningSocket, caller: FramedSocket) -> dict[str,
 
 
 class _CommonSteps:
-    """Steps that all ranks do together, by way of rank 0: each gives a value, and gets those of all."""
+    """Steps that all ranks take together, through rank 0: each gives a value, and gets the values of all."""
 
     def __init__(self, job: JobSpec, sockets: dict[int, FramedSocket], deadline: float):
         self.job, self.sockets, self.deadline = job, sockets, deadline
-        self._values: dict[int, Any] = {}  # which rank 0 has heard in the current step
+        self._values: dict[int, Any] = {}  # ranks that rank 0 has received from in the current step
 
     def all_gather(self, value: Any) -> list[Any]:
-        """The values of all ranks. Raises RendezvousError when one of them has had an error, or ended, or is late."""
+        """The values of all ranks. Raises RendezvousError if one of them has had an error, has ended, or is late."""
         if self.job.rank:
             send(self.sockets[0], {"value": value})
             message = self._hear(0)
@@ -152,7 +153,7 @@ class _CommonSteps:
         return gathered
 
     def _hear(self, rank: int) -> dict[str, Any]:
-        """A rank's message; {} when it has ended, and when nothing comes."""
+        """A rank's message; {} if it has ended, and if nothing comes."""
         channel = self.sockets[rank]
         channel.settimeout(max(self.deadline - time.monotonic(), 0.1) + (5.0 if self.job.rank else 0.0))  # rank 0 is first
         try:
@@ -163,7 +164,7 @@ class _CommonSteps:
         return message or {}
 
     def news(self) -> str:
-        """The error of which another rank has told, or that one has ended; "" when there is none."""
+        """The error that another rank has reported, or that one has ended; "" if there is none."""
         for rank in [0] if self.job.rank else set(self.sockets) - set(self._values):
             try:
                 message = receive(self.sockets[rank])[0] or {}
@@ -177,7 +178,7 @@ class _CommonSteps:
         return ""
 
     def check(self) -> None:
-        """Look at the others during a step. Raises RendezvousError when one of them has had an error, or ended."""
+        """Look at the others during a step. Raises RendezvousError if one of them has had an error, or has ended."""
         if text := self.news():
             raise RendezvousError(text)
 
@@ -196,7 +197,7 @@ class _CommonSteps:
         raise RendezvousError(text)
 
     def tell(self, text: str) -> None:
-        """Tell an error to rank 0, or as rank 0 to all."""
+        """Send an error to rank 0, or as rank 0 to all."""
         for channel in [self.sockets[0]] if self.job.rank else self.sockets.values():
             send(channel, {"error": text})
 
@@ -208,9 +209,9 @@ def _ended(rank: int) -> str:
 def join_across_hosts(
     job: JobSpec, timeout: float, exchange: AddressExchange, share: Callable[[JobSpec, float], JoinedJob]
 ) -> JoinedJob:
-    """Meet all processes of a job on several hosts. `share` meets those of one host, which are a job of their own for it.
+    """Meet all processes of a job on several hosts. `share` meets those of one host, as a job of their own.
 
-    Raises: RendezvousError when some have not come after `timeout` seconds, or do not fit; it names them.
+    Raises: RendezvousError if some have not come after `timeout` seconds, or do not fit. It names them.
     """
     with ExitStack() as stack:
         listening, sockets, answer = (_gather if job.rank == 0 else _join)(job, timeout, exchange)
@@ -250,13 +251,13 @@ def _gather(job: JobSpec, timeout: float, exchange: AddressExchange) -> _Joined:
         exchange.send(json.dumps([listening.secret.hex(), listening.addresses, job.run]).encode())
         sockets, _ = coordinator.run(0, None)
     finally:
-        coordinator.close()  # it listens no longer: no other process has the secret
+        coordinator.close()  # it no longer listens: no other process has the secret
     found = {rank: channel for rank, channel in sockets.items() if isinstance(channel, FramedSocket)}
     return listening, found, Answer([], coordinator.profile)
 
 
 def _join(job: JobSpec, timeout: float, exchange: AddressExchange) -> _Joined:
-    """Another rank's side: come to rank 0."""
+    """Another rank's side: connect to rank 0."""
     who = f"(run {job.run!r}, this is rank {job.rank} of {job.world} on {platform.node()})"
     payload = exchange.receive(timeout)
     if payload is None:
@@ -265,7 +266,7 @@ def _join(job: JobSpec, timeout: float, exchange: AddressExchange) -> _Joined:
     words, addresses, run = json.loads(payload)
     job = replace(job, run=run)  # MPICH's launcher gives each host another name of the run
     secret = bytes.fromhex(words)
-    handshake = make_handshake(job, 0)  # it reads all sources; rank 0 does not wait long for those that have connected
+    handshake = make_handshake(job, 0)  # it reads all sources, and rank 0 does not wait long for ranks that have connected
     with ExitStack() as stack:
         listening = ListeningSocket(job.rank, secret)
         stack.callback(listening.close)
@@ -293,7 +294,7 @@ def _join(job: JobSpec, timeout: float, exchange: AddressExchange) -> _Joined:
 
 
 def _connect_all(steps: _CommonSteps, listening: ListeningSocket, addresses: dict[str, list[Address]]) -> None:
-    """Call all lower ranks, which listen for this one or will, and hear all higher ones. Raises RendezvousError."""
+    """Call all lower ranks, which listen for this one or will, and accept all higher ones. Raises RendezvousError."""
     mine, sockets = steps.job.rank, steps.sockets
     for rank in range(1, mine):
         channel = call(rank, addresses[str(rank)], listening.secret, steps.deadline, steps.check)
@@ -308,7 +309,7 @@ def _connect_all(steps: _CommonSteps, listening: ListeningSocket, addresses: dic
     with selectors.DefaultSelector() as selector:
         strangers = Strangers(selector, steps.job.world, listening.forget)
         selector.register(listening.listener, selectors.EVENT_READ)
-        selector.register(sockets[0], selectors.EVENT_READ)  # rank 0 tells of an error
+        selector.register(sockets[0], selectors.EVENT_READ)  # rank 0 reports an error
         while len(sockets) < steps.job.world - 1 and (now := time.monotonic()) < steps.deadline:
             for key, _ in selector.select(min(steps.deadline, strangers.drop_late()) - now):
                 channel: Any = key.fileobj
@@ -332,7 +333,7 @@ def _connect_all(steps: _CommonSteps, listening: ListeningSocket, addresses: dic
 def _share_memory(
     steps: _CommonSteps, leaders: Sequence[int], secret: bytes, timeout: float, share: Callable[[JobSpec, float], JoinedJob]
 ) -> JoinedJob:
-    """Meet the ranks of this host, and close what only that was needed for. Raises RendezvousError."""
+    """Meet the ranks of this host, and close what only that step needed. Raises RendezvousError."""
     rank, leader = steps.job.rank, leaders[steps.job.rank]
     ranks = [mate for mate, other in enumerate(leaders) if other == leader]
     run = hashlib.sha256(secret + b"%d" % leader).hexdigest()

@@ -1,4 +1,5 @@
-"""The thread for which collectives are called: the calling one, unless it works for another one that waits for it."""
+"""The thread for which collectives are called. It is the calling thread, unless that works for another one that waits for
+it."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ __all__ = ["calling_thread", "works_for"]
 
 
 class _OnBehalfOf(threading.local):
-    """The identifier of the thread that waits for this one; None where none does."""
+    """The identifier of the thread that waits for this one; None if no thread does."""
 
     thread: int | None = None
 
@@ -25,10 +26,10 @@ def calling_thread() -> int:
 
 @contextmanager
 def works_for(thread: int) -> Iterator[None]:
-    """Call collectives in the place of another thread, which must wait until this block has ended.
+    """Call collectives in place of another thread. That thread must wait until this block has ended.
 
-    So their order is that thread's: autograd runs the backward pass of a module on a GPU in a thread of its own, and the
-    thread that called `backward` waits for it.
+    So their order is that of the waiting thread. On a GPU, for example, autograd runs the backward pass of a module in its own
+    thread, while the thread that called `backward` waits for it.
     """
     before, _on_behalf_of.thread = _on_behalf_of.thread, thread
     try:

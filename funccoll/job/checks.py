@@ -10,7 +10,7 @@ __all__ = ["Check"]
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the page. `advice` is a sentence on what to do, empty when there is nothing."""
+    """One line of the page. `advice` is a sentence about what to do, empty if there is nothing to do."""
 
     section: str
     name: str

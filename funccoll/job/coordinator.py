@@ -1,8 +1,8 @@
 """Rank 0's side of the rendezvous. It listens as long as the job runs, because two jobs may be started under one name.
 
-Whoever comes to a job that is complete is told so. Where two processes come as one rank, shortly after each other, both jobs
-end: it cannot be known which processes belong together. Other processes can connect too: another user's, an old run's, one
-that says nothing. They are dropped.
+A process that comes to a complete job gets an answer that says so. If two processes come as one rank, shortly after each other,
+both jobs end: it is unknown which processes belong together. Other processes can connect too: another user's, an old run's, or
+a silent one. They are dropped.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from .strangers import Strangers
 __all__ = ["GRACE", "Coordinator"]
 
 GRACE = 2.0
-"""Seconds after a mismatch in which more processes may connect, to be told of it, and in which a lost rank may come again."""
-_PATIENCE = 1.0  # seconds in which whatever has the name of this rank 0's socket must accept a connection, or give it up
+"""Seconds after a mismatch for more processes to connect and learn of it, and for a lost rank to come again."""
+_PATIENCE = 1.0  # seconds for the process that has the name of this rank 0's socket to accept a connection, or release it
 
 
 class Coordinator:
-    """Rank 0's side: the ranks that have connected so far, and later those which come too late."""
+    """Rank 0's side: the ranks that have connected so far, and later those that come too late."""
 
     def __init__(self, job: JobSpec, timeout: float, ended: EndedRanks | None = None):
         self.job, self.timeout, self.ended = job, timeout, ended
@@ -51,7 +51,7 @@ class Coordinator:
         self.deadline = time.monotonic() + timeout
         self.listener: socket.socket | None = None
         self.processes = {0: _process(os.getpid(), own_command())}  # by rank, for errors
-        self.expected = job.world  # processes that come, at most
+        self.expected = job.world  # the most processes that come
         self.selector = selectors.DefaultSelector()
         self.strangers = Strangers(self.selector, job.world, self._forget)  # connected, no handshake yet
         self.arrived: dict[int, socket.socket] = {}
@@ -76,9 +76,9 @@ class Coordinator:
             memory = create(min([arena, *(handshake["arena"] for handshake in self.handshakes.values())])) if create else None
             answer, descriptors = self._answer(), [] if memory is None else [memory]
             for channel in self.arrived.values():
-                self.selector.unregister(channel)  # they belong to the watch from now on
+                self.selector.unregister(channel)  # they belong to the failure detector from now on
             told = [send(channel, answer, descriptors) for channel in self.arrived.values()]
-            if self.arrived and not any(told):  # the watch tells of a single one that has ended
+            if self.arrived and not any(told):  # the failure detector reports a single ended rank
                 for descriptor in descriptors:
                     os.close(descriptor)
                 raise RendezvousError(
@@ -101,13 +101,13 @@ class Coordinator:
         return {"go": self.job.world, "profile": self.profile}
 
     def fileno(self) -> int:
-        """The descriptor that is readable when `answer` has something to do."""
+        """The descriptor that is readable if `answer` has something to do."""
         return self.selector.fileno()
 
     def answer(self, left: Callable[[int], Any]) -> str:
-        """Tell processes which come to the complete job that they are late. `left` says which ranks have left the job.
+        """Answer processes that come to the complete job: they are late. `left` has the ranks that have left the job.
 
-        Returns the reason why the job must end, "" when it goes on.
+        Returns the reason why the job must end; "" if it goes on.
         """
         clash = ""
         self.strangers.drop_late()
@@ -116,14 +116,14 @@ class Coordinator:
             if channel is self.listener:
                 try:
                     self._accept(channel)
-                except OSError:  # no descriptors are left, and it would be readable for ever
+                except OSError:  # no descriptors are left, and it would be readable forever
                     self.selector.unregister(channel)
             elif channel in self.strangers:
                 clash = self._refuse(channel, left) or clash
         return clash
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Stop listening."""
         if self.listener is not None:
             self.listener.close()
         self.strangers.close()
@@ -155,7 +155,7 @@ class Coordinator:
         return listener
 
     def _ask_rank_0(self, arena: int) -> bool:
-        """Hear from the process that is rank 0 already. Returns whether it has ended instead. Raises RendezvousError."""
+        """Read from the process that is rank 0 already. Returns whether it has ended instead. Raises RendezvousError."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel, suppress(OSError):
             channel.settimeout(_PATIENCE)
             channel.connect(self.job.address)
@@ -170,7 +170,7 @@ class Coordinator:
         return set(range(1, self.job.world)) - set(self.arrived)
 
     def _check_missing(self, now: float) -> None:
-        """Raise RendezvousError where a rank that is missing will not come."""
+        """Raise RendezvousError if a missing rank will not come."""
         missing = self._missing()
         ended = self.ended.causes(missing & self.ended.ranks()) if self.ended is not None else set()
         ended |= {rank for rank in missing if now >= self.lost.get(rank, now + 1)}
@@ -190,12 +190,12 @@ class Coordinator:
             for key, _ in self._select(max(min(self.deadline, self.strangers.drop_late(), *lost) - now, 0)):
                 channel: Any = key.fileobj
                 if isinstance(key.data, EndedRanks):
-                    key.data.ranks()  # which are looked at above
+                    key.data.ranks()  # these are looked at above
                 elif channel is listener:
                     self._accept(listener)
                 elif channel in self.strangers:
                     self._admit(channel)
-                elif channel.fileno() >= 0:  # one that was dropped has none any more
+                elif channel.fileno() >= 0:  # a dropped one no longer has any
                     self._gone(channel)
 
     def _select(self, seconds: float) -> list[tuple[selectors.SelectorKey, int]]:
@@ -226,7 +226,7 @@ class Coordinator:
         self.strangers.drop(channel)
 
     def _hear(self, channel: socket.socket) -> dict[str, Any] | None:
-        """The handshake of a process; one that says something else is dropped."""
+        """The handshake of a process. One that says something else is dropped."""
         try:
             handshake = self._next_message(channel)
         except BlockingIOError:
@@ -239,14 +239,14 @@ class Coordinator:
         return handshake
 
     def _next_message(self, channel: socket.socket) -> dict[str, Any] | None:
-        """The next message of a process that has connected, None at the end. Raises BlockingIOError when there is none yet."""
+        """The next message of a connected process; None at the end. Raises BlockingIOError if there is none yet."""
         message, descriptors = receive(channel)
         for descriptor in descriptors:
             os.close(descriptor)
         return message
 
     def _name(self, channel: socket.socket, handshake: dict[str, Any]) -> str:
-        """The process that said handshake, in words."""
+        """The process that sent a handshake, in words."""
         return _process(peer(channel)[0], handshake.get("command"))
 
     def _admit(self, channel: socket.socket) -> None:
@@ -272,7 +272,7 @@ class Coordinator:
             return ""
         rank, clash = handshake["rank"], ""
         mismatch = self._mismatch(rank, handshake["world"], handshake)
-        # After a rank that has left comes the next job, a little early: without an answer it tries again.
+        # After a rank has left, the next job's may come a little early: without an answer it tries again.
         if mismatch or rank not in self.processes or not left(rank):
             if not mismatch and rank in self.processes and time.monotonic() < self.deadline:
                 clash = self._clash(rank, self._name(channel, handshake))

@@ -1,4 +1,5 @@
-"""Signals that come during a fork are handled after it: Python prints and drops what a handler raises in a fork's hooks."""
+"""Deferral of signals that come during a fork. They are handled after it, because Python prints and drops what a handler raises
+in a fork's hooks."""
 
 from __future__ import annotations
 
@@ -19,25 +20,25 @@ _Action = ctypes.c_char * 1024  # more than a struct sigaction
 
 
 class Deferral:
-    """Puts a process's handlers off, and raises the signals that came once more. For the main thread, which runs handlers.
+    """Defers a process's handlers, and raises the signals that came once more. Use it in the main thread, which runs handlers.
 
-    In the microseconds in which a handler is not yet put off, or is back already, it still runs among the hooks. It may
+    There are microseconds in which a handler is not deferred yet, or no longer. In them it still runs among the hooks. It may
     raise there, fork, or set other handlers.
     """
 
     def __init__(self) -> None:
-        self._handlers: dict[int, Any] = {}  # that were put off
-        self._wakeup = -1  # of `signal.set_wakeup_fd`: told of a signal when that is raised once more
+        self._handlers: dict[int, Any] = {}  # those that were deferred
+        self._wakeup = -1  # of `signal.set_wakeup_fd`: notified of a signal when that is raised once more
         self._came: list[int] = []  # the signals that came to this process
         self._process = os.getpid()
-        # These are C alone, which runs no handlers, so that Python runs them when it is back in the code that forked.
+        # These are pure C functions, which run no handlers. So Python runs the handlers back in the code that forked.
         again = functools.partial(max, self._came, key=ctypes.pythonapi.PyErr_SetInterruptEx, default=None)
         self.last_hooks: tuple[Callable[[], object], ...] = again, self._came.clear
 
     def begin(self) -> None:
-        """Put handlers off. Raises what one raises meanwhile: then not all are put off, and it is to be called again."""
+        """Defer handlers. Raises what one raises meanwhile. Then not all are deferred, and you call it again."""
         left = True
-        while left:  # a handler that forks puts back what is off already
+        while left:  # a handler that forks restores what is deferred already
             left = False
             for number in _NUMBERS:
                 handler = _signal.getsignal(number)
@@ -49,7 +50,7 @@ class Deferral:
         self._wakeup = signal.set_wakeup_fd(-1)
 
     def end(self) -> None:
-        """Put them back, but where another hook of the fork has set something else."""
+        """Restore the handlers, except where another hook of the fork has set something else."""
         if self._wakeup != -1:
             signal.set_wakeup_fd(self._wakeup)
             self._wakeup = -1
@@ -60,13 +61,13 @@ class Deferral:
                     if self._note == _signal.getsignal(number):
                         _set(number, handler)
                     self._handlers.pop(number, None)
-            except BaseException as error:  # of a handler that is back
+            except BaseException as error:  # of a restored handler
                 raised = error
         if raised is not None:
             raise raised
 
     def end_interrupted(self) -> None:
-        """End a child that was interrupted, or KeyboardInterrupt would run there the parent's `except` and `finally`."""
+        """End a child that was interrupted. Otherwise KeyboardInterrupt would run the parent's `except` and `finally` there."""
         if signal.SIGINT in self._came and _signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
@@ -85,7 +86,7 @@ class Deferral:
 def _set(number: int, handler: Any) -> Any:
     """Set Python's handler, and return the one before. The process's action stays.
 
-    It can have flags (`signal.siginterrupt`), or be another library's, which calls Python's.
+    The action can have flags (`signal.siginterrupt`), or belong to another library that calls Python's.
     """
     action = _Action()
     _sigaction(number, None, action)

@@ -1,4 +1,4 @@
-"""Findings of `funccoll doctor`: each thing that a job needs or can use, tried out, and what to do when it fails."""
+"""Findings of `funccoll doctor`: each thing that a job needs or can use, tried out, and the remedy if it fails."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["examine"]
 
 _ROOMY = 64 << 30  # bytes of address space that a rank's memory may take
 _EXTRAS = (
-    # distribution, where it will be or is used, the extra of funccoll that installs it today
+    # distribution, its present or future use, the extra of funccoll that installs it today
     ("torch", "funccoll.torch", "torch"),
     ("jax", "its adapter is planned", ""),
     ("scikit-learn", "the demo", "demo"),
@@ -51,9 +51,9 @@ _GPU_PARTS = (
     ("NCCL", ("nvidia-nccl-cu13", "nvidia-nccl-cu12"), "several GPUs are in development", "nvidia-nccl-cu13"),
 )
 _TOOLKIT_FILES = {"NVVM": "libnvvm.so", "nvJitLink": "libnvJitLink.so", "nvrtc": "libnvrtc.so", "cuBLAS": "libcublas.so"}
-"""Those that a CUDA toolkit has."""
+"""Those in a CUDA toolkit."""
 _CUPY_BUILDS = {"cupy-cuda12x": 12, "cupy-cuda13x": 13}
-"""CuPy's distributions, and the CUDA that the driver has to know for them."""
+"""CuPy's distributions, and the CUDA version that the driver needs for them."""
 _LAUNCHERS = ("torchrun", "srun")
 
 
@@ -69,7 +69,7 @@ def _software() -> Iterator[Check]:
     for name, use in (("numpy", ""), ("numba", " (compiles the kernels)")):
         try:
             yield Check(section, name, f"{importlib.import_module(name).__version__}{use}")
-        except Exception as error:  # numba refuses a NumPy that is too new with more than ImportError
+        except Exception as error:  # numba rejects a NumPy that is too new with more than ImportError
             yield Check(
                 section, name, f"cannot be imported: {error}", "wrong", f"Install it anew: pip install --upgrade {name}"
             )
@@ -152,7 +152,7 @@ def _kernel() -> Iterator[Check]:
         "pidfd",
         "works: a rank's end is noticed at once",
         lambda: os.close(os.pidfd_open(os.getpid())),
-        "Linux 5.3 has it; without, funccoll run looks every 50 ms.",
+        "Linux 5.3 has it; without it, funccoll run looks every 50 ms.",
         "warning",
     )
     yield _direct_reads(section)
@@ -234,7 +234,7 @@ def _optional() -> Iterator[Check]:
 
 
 def _version(distribution: str) -> str:
-    """The version of what is installed, "" when it is not."""
+    """The version of an installed distribution; "" if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -257,7 +257,7 @@ def _gpus() -> Iterator[Check]:
 
 
 def _driver(section: str) -> Check:
-    """The CUDA that the driver knows, beside the one that CuPy is built for."""
+    """The CUDA version that the driver knows, beside the one that CuPy is built for."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -15,7 +15,7 @@ _LONGEST = 300  # characters of a message
 
 
 def shortened(text: str) -> str:
-    """The text, or as many of its words as make a line."""
+    """The text, or as many of its words as fill a line."""
     if len(text) <= _LONGEST:
         return text
     cut = text[: _LONGEST - 3]
@@ -30,7 +30,7 @@ def _words(error: BaseException) -> str:
 
 
 def report_exception(rank: int, error: BaseException, first: bool) -> None:
-    """Tell the launcher, if there is one, which exception ends this rank, and which rank is the cause if it says so.
+    """Report the exception that ends this rank to the launcher, if there is one, and the rank that caused it, if known.
 
     `first`: whether no other rank has failed before.
     """

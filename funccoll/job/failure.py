@@ -14,7 +14,7 @@ _FOLLOWED = re.compile(
     r"funccoll\.errors\.PeerFailure: (?:.* It was: )?(?P<cause>.*?)\.?(?:; rank \d+ raised PeerFailure because of it\.?)?"
     r"(?: Rank \d+ was in .*)?"
 )
-"""The first line of a PeerFailure, from which others follow: of it they repeat the cause alone."""
+"""The first line of a PeerFailure that others follow from. They repeat only its cause."""
 
 
 class PeerTraceback(Exception):
@@ -28,7 +28,7 @@ class PeerTraceback(Exception):
 class Failure:
     """The end of a rank that ends collectives. `kind` is "died", "raised" (`text` is its traceback), "left", or "unreachable".
 
-    Or the end of the whole job, of which rank 0 tells: "clash", another one with its name (`text` says which).
+    Or the end of the whole job, reported by rank 0: "clash", another job with its name (`text` says which).
     """
 
     rank: int
@@ -50,13 +50,13 @@ class Failure:
         return f"rank {self.rank} died without a word: it was killed (out of memory, a signal), or crashed"
 
     def _raised(self) -> str:
-        """The first line of the exception, which stands behind the last traceback's indented lines."""
+        """The first line of the exception. It follows the last traceback's indented lines."""
         lines = self.text.rstrip().splitlines() or ["an exception"]
         begin = max((i for i, line in enumerate(lines) if line == _TRACEBACK), default=len(lines))
         return next((line for line in lines[begin + 1 :] if line[:1].strip()), lines[-1])
 
     def error(self, context: str = "") -> PeerFailure | RendezvousError:
-        """The exception for it, the peer's traceback as its cause; `context` says what could not be done."""
+        """The exception for it, with the peer's traceback as its cause. `context` says what could not be done."""
         kind = RendezvousError if self.kind == "clash" else PeerFailure
         error = kind(f"{str(self).rstrip('.')}.{' ' * bool(context)}{context}")
         if isinstance(error, PeerFailure):

@@ -1,19 +1,19 @@
 """Detection of failures: a thread in each process that sleeps on the job's sockets.
 
-A process that ends in any way closes its sockets. Before that, one that ends well sends that it leaves, and one that ends
-with an exception sends its traceback. Rank 0 introduces all ranks to each other when the job begins, so that each hears the
-others itself: rank 0 may be stopped, gone, or in C code that holds the GIL. In a large job a full mesh would
-take too many sockets; there rank 0 hears all, and forwards to the others.
+A process that ends in any way closes its sockets. Before that, a process that ends well sends that it leaves, and one that ends
+with an exception sends its traceback. Rank 0 introduces all ranks to each other when the job begins, so that each notices the
+others' ends itself: rank 0 may be stopped, gone, or in C code that holds the GIL. In a large job a full mesh would take too
+many sockets. There rank 0 receives all messages, and forwards them.
 
-A failure is also written to shared memory, for loops in native code: word 0 of the heap's header is 0, or 1 + the rank
-that died or raised first; word 8 + r is 1 when rank r has left well. Leaving is not a failure: others may go on without
-that rank. So word 0 ends the job's collectives, and the word of a rank that left ends those that need it; word 4096 + r is
-the phase of rank r's end, where ranks end together. The traceback of the rank that raised is there, too, for ranks which the
-message does not reach: rank 0, which forwards it, may be stopped.
+A failure is also written to shared memory, for loops in native code. Word 0 of the heap's header is 0, or 1 + the rank that
+died or raised first. Word 8 + r is 1 once rank r has left well. Leaving is not a failure: others may continue without that
+rank. So word 0 ends the job's collectives, and the word of a rank that left ends those that need it. Word 4096 + r is the phase
+of rank r's end, for ranks that end together. The traceback of the rank that raised is there, too. Some ranks may not get the
+message, because rank 0 forwards it and may be stopped.
 
-In a job on several hosts the sockets are TCP's, made before. Each host has a header of its own, in which its ranks also write
-what they hear of others. The kernel ends a connection over a link that is down; a rank to which that happens tells all, because
-others may have other links.
+In a job on several hosts the sockets are TCP's, made before. Each host has a header of its own, and its ranks also write there
+what they learn of others. The kernel ends a connection over a link that is down. A rank whose connection ends in this way
+reports it to all, because others may have other links.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ from .rpc import Question, Rpc
 __all__ = ["FULL_MESH", "FailureDetector"]
 
 FULL_MESH = 16
-"""Ranks of a job up to which each gets a socket to each other."""
+"""Largest number of ranks for which each rank gets a socket to each other."""
 FAILED = 0
 LEFT = 8
 _TEXT = 2048  # word of the traceback: 1 + the rank, its bytes, and the text
 _PHASES = 4096  # word of rank 0's phase: see `FailureDetector.arrive`
 _MAX_TRACEBACK = 16_000  # characters of a traceback that are sent: its end
 _INTRODUCTION_TIMEOUT = 5.0  # seconds that a rank waits to be introduced to all
-_MESSAGE_TIMEOUT = 0.5  # seconds in which the message about a failure follows its word in shared memory
+_MESSAGE_TIMEOUT = 0.5  # seconds within which the message about a failure follows its word in shared memory
 _STACK_TIMEOUT = 1.0  # seconds that a rank waits for another one's stack
 _UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
 
 
 class FailureDetector:
-    """The failure detector: it watches the other processes of a job, and tells them how this one ends."""
+    """The failure detector. It watches the other processes of a job, and reports to them how this one ends."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class FailureDetector:
         coordinator: Coordinator | None = None,
         connected: bool = False,
     ):
-        """`sockets` by rank, and rank 0's `coordinator`, belong to the watch from now on.
+        """It owns `sockets`, by rank, and rank 0's `coordinator` from now on.
 
         `header` is an int64 view of the heap's header. `connected` is `JoinedJob`'s.
         """
@@ -88,7 +88,8 @@ class FailureDetector:
         self._hook: Any = None
         self._previous_hook: Any = None
         self.keeps_sockets, self.kept = False, dict[int, socket.socket]()
-        """Whether TCP sockets stay open when this rank leaves, and those that do: they end with the process beyond."""
+        """Whether TCP sockets stay open when this rank leaves, and those that do. They end with the process at the other
+        end."""
         if rank == 0 and not connected:
             self._introduce(list(self._sockets))
         if rank == 0 or connected:
@@ -98,7 +99,7 @@ class FailureDetector:
         except RuntimeError as error:
             os.close(self._wake)
             raise RendezvousError(
-                f"rank {rank} cannot start a thread, which watches the others ({error}). `ulimit -u` limits the processes and "
+                f"rank {rank} cannot start the thread that watches the others ({error}). `ulimit -u` limits the processes and "
                 "threads of a user, and control groups those of a container (pids.max)."
             ) from None
         self._introduced.wait(_INTRODUCTION_TIMEOUT)
@@ -106,10 +107,10 @@ class FailureDetector:
     # ------------------------------------------------------------ what the others did
 
     def failure(self, members: Iterable[int] = ()) -> Failure | None:
-        """The first failure of a rank that died or raised, else of one of `members` that left; None while all goes well.
+        """The first failure of a rank that died or raised, else of one of `members` that left; None while all is well.
 
-        A rank that left may have done its part of a collective first. So ask *before* waiting in native code, and raise
-        only when that wait was in vain.
+        A rank that left may have done its part of a collective first. So ask *before* you wait in native code, and raise only
+        if that wait was in vain.
         """
         header = self._header
         if header is None:
@@ -145,7 +146,7 @@ class FailureDetector:
                     poll.register(channel, select.POLLIN)
 
     def _refuse_late(self) -> None:
-        """Answer processes that come to the job as it runs; one that could be a rank of it ends it."""
+        """Answer processes that come to the running job. One that could be a rank of it ends it."""
         header = self._header
         if header is not None and self._coordinator is not None:
             clash = self._coordinator.answer(lambda rank: header[LEFT + rank])
@@ -191,35 +192,36 @@ class FailureDetector:
         self._note_absent(rank)
 
     def _note_absent(self, rank: int) -> None:
-        """Wait for nothing of a rank any more."""
+        """Stop waiting for a rank."""
         self._rpc.end(rank)
         self._present.discard(rank)
         if not self._present:
             self._is_last.set()
 
     def _pass_on(self, rank: int, message: dict[str, Any]) -> bool:
-        """Send to a rank, by way of rank 0 where there is no socket to it; False when that cannot be."""
+        """Send to a rank, through rank 0 if there is no socket to it. Returns False if that is impossible."""
         channel = self._sockets.get(rank) or self._sockets.get(0)
         return channel is not None and send(channel, message)
 
     def answer_with(self, kind: str, handler: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
-        """Answer the questions of a kind that other ranks ask, in the watch's thread. See `Rpc`."""
+        """Answer other ranks' questions of a kind, in the detector's thread. See `Rpc`."""
         self._rpc.handlers[kind] = handler
 
     def ask(self, rank: int, question: dict[str, Any], timeout: float) -> dict[str, Any] | None:
-        """Ask another rank, whose handler for the question's "kind" answers; None when it does not in `timeout` seconds."""
+        """Ask another rank. Its handler for the question's "kind" answers. Returns None if it does not within `timeout`
+        seconds."""
         return self._rpc.ask([rank], question, timeout).get(rank)
 
     def ask_all(self, ranks: Iterable[int], question: dict[str, Any], timeout: float) -> dict[int, dict[str, Any]]:
-        """Ask several ranks at once. Returns the answers of those that answer in `timeout` seconds."""
+        """Ask several ranks at once. Returns the answers that come within `timeout` seconds."""
         return self._rpc.ask(ranks, question, timeout)
 
     def open_question(self, ranks: Iterable[int], question: dict[str, Any]) -> Question:
-        """A question to ranks, which is to be sent: it takes answers however late they come."""
+        """A question to ranks, yet to be sent. It accepts late answers."""
         return self._rpc.open(ranks, question)
 
     def stack_of(self, rank: int) -> str:
-        """Where another rank's threads are now; "" when it does not answer: it is stopped, or in C code that holds the GIL."""
+        """Where another rank's threads are now; "" if it does not answer: it is stopped, or in C code that holds the GIL."""
         answer = self.ask(rank, {"kind": "where"}, _STACK_TIMEOUT)
         return str(answer["text"]) if answer else ""
 
@@ -232,13 +234,13 @@ class FailureDetector:
         self._introduced.set()
 
     def _record(self, failure: Failure, tell: bool = False) -> None:
-        """Publish the first failure. `tell`: whether others may not notice it themselves, which have other links."""
+        """Publish the first failure. `tell`: whether others, which have other links, may not notice it themselves."""
         with self._lock:
             header = self._header
             if self._failure is not None or header is None:
                 return
-            # Only the first failure counts, and all must name the same one; later ones mostly follow from it. The rank that
-            # hears of it first writes the word; one that then hears of a later one still gets the message about the first.
+            # Only the first failure counts, and all must name the same one: later ones mostly follow from it. The first rank to
+            # notice it writes the word. A rank that then notices a later one still gets the message about the first.
             if header[FAILED] not in (0, 1 + failure.rank):
                 return
             if failure.kind == "raised" and failure.text and not header[FAILED]:
@@ -257,7 +259,7 @@ class FailureDetector:
         header[_TEXT : _TEXT + 2] = 1 + failure.rank, len(data)
 
     def _read_text(self, header: np.ndarray) -> str:
-        """The traceback of the rank that failed; "" when it left none."""
+        """The traceback of the failed rank; "" if it left none."""
         if header[_TEXT] != header[FAILED]:
             return ""
         return header[_TEXT + 2 :].view(np.uint8)[: header[_TEXT + 1]].tobytes().decode(errors="replace")
@@ -271,7 +273,7 @@ class FailureDetector:
                 send(channel, message)
 
     def report(self, text: str) -> None:
-        """End the job's collectives: this process has an exception, whose traceback is `text`.
+        """End the job's collectives: this process has an exception with the traceback `text`.
 
         When this returns no other process finishes a collective any more, so memory that they read may change.
         """
@@ -284,7 +286,7 @@ class FailureDetector:
             self._header[_PHASES + self.rank] = phase
 
     def has_arrived(self, rank: int, phase: int) -> bool:
-        """True when a rank of this host has come to a phase of its end, or has left, and when this one has."""
+        """True if a rank of this host has come to a phase of its end, or has left, and this one has, too."""
         header = self._header
         return header is None or header[_PHASES + rank] >= phase or bool(header[LEFT + rank])
 
@@ -308,12 +310,12 @@ class FailureDetector:
         sys.excepthook = report_first
 
     def _is_first(self) -> bool:
-        """True when no other rank has died or raised before this one."""
+        """True if no other rank has died or raised before this one."""
         header = self._header
         return header is None or header[FAILED] in (0, 1 + self.rank)
 
     def leave(self) -> None:
-        """Tell the others that this rank leaves, and stop watching. Called again it does nothing.
+        """Send the others that this rank leaves, and stop watching. A second call does nothing.
 
         After a failure it waits for the others to leave, for `grace` seconds.
         """
@@ -331,7 +333,7 @@ class FailureDetector:
                 header[LEFT + self.rank] = 1
         self._tell({"kind": "left", "rank": self.rank, "well": well}, self.rank)
         if not well:
-            self._is_last.wait(self.grace)  # a launcher may kill all as soon as one has failed: let the others tell of it
+            self._is_last.wait(self.grace)  # a launcher may kill all as soon as one has failed: let the others report it
         os.eventfd_write(self._wake, 1)
         self._thread.join(5)
         for rank, channel in list(self._sockets.items()):
@@ -342,7 +344,7 @@ class FailureDetector:
         self._close()
 
     def _introduce(self, ranks: list[int]) -> None:
-        """Give each two of the ranks a socket to each other, which shows each the other's end."""
+        """Give each two of the ranks a socket to each other. It shows each the other's end."""
         for one, two in itertools.combinations(ranks if len(ranks) <= FULL_MESH else (), 2):
             ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             for rank, other, end in ((one, two, ends[0]), (two, one, ends[1])):
@@ -352,7 +354,7 @@ class FailureDetector:
             send(self._sockets[rank], {"kind": "met"})
 
     def disown(self) -> None:
-        """Close a forked child's copies of the sockets, or the others would not see this rank's end."""
+        """Close a forked child's copies of the sockets. Otherwise the others would not see this rank's end."""
         self._header, self._disowned = None, True
         self._close()
 
@@ -360,7 +362,7 @@ class FailureDetector:
         for channel in self._sockets.values():
             channel.close()
         self._sockets.clear()
-        self._rpc.handlers.clear()  # or they would keep what they tell of, which is the job's memory
+        self._rpc.handlers.clear()  # or they would keep their owner alive, the job's memory
         if self._coordinator is not None:
             self._coordinator.close()
         os.close(self._wake)

@@ -1,4 +1,4 @@
-"""Forks of a rank: the parent goes on when the child has taken what it needs of the memory that ranks share."""
+"""Forks of a rank. The parent continues when the child has taken what it needs of the memory that ranks share."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _libc = ctypes.PyDLL(None, use_errno=True)  # PyDLL: keeps the GIL
 
 
 class ForkHandshake:
-    """A pipe on which a forked child tells its parent that it is ready. One fork at a time; children may come of any thread.
+    """A pipe on which a forked child reports to its parent that it is ready. One fork runs at a time; children may come from
+    any thread.
 
-    While the parent waits no other Python thread of it runs, as none runs during the fork itself: it could change what
-    the child is about to copy. Signals that come meanwhile are handled after the fork.
+    While the parent waits, no other Python thread of it runs, as during the fork itself: it could change what the child is
+    about to copy. Signals that come meanwhile are handled after the fork.
     """
 
     def __init__(self) -> None:
@@ -32,7 +33,7 @@ class ForkHandshake:
         self._deferral = Deferral()
 
     def hook(self, before: Callable[[], None], in_parent: Callable[[], None], in_child: Callable[[], None]) -> None:
-        """Have every fork call `before`, which calls `begin`, `in_parent`: `wait`, and in the child `in_child`: `ready`."""
+        """Make every fork call `before` (it calls `begin`), `in_parent` (`wait`), and in the child `in_child` (`ready`)."""
         os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)
         for last in self._deferral.last_hooks:
             os.register_at_fork(after_in_parent=last, after_in_child=last)
@@ -45,14 +46,14 @@ class ForkHandshake:
                 if _is_main():
                     self._deferral.begin()
                 break
-            except BaseException as error:  # of a handler that is not yet put off
+            except BaseException as error:  # of a handler that is not deferred yet
                 raised = error
         self._open()
         if raised is not None:
             raise raised
 
     def wait(self) -> None:
-        """Wait in the parent, until the child is ready or has ended. A fork that failed has no child: then at once."""
+        """Wait in the parent, until the child is ready or has ended. A failed fork has no child, and returns at once."""
         if self._pipe is not None and self._pipe[0] == threading.get_ident():  # else `begin` had no descriptors left
             _, reader, writer = self._pipe
             _libc.close(writer)
@@ -65,7 +66,7 @@ class ForkHandshake:
             self._deferral.end()
 
     def ready(self) -> None:
-        """Tell the parent, in the child."""
+        """Report to the parent, in the child."""
         self._deferral.drop_inherited()
         if self._pipe is not None:
             for end in self._pipe[1:]:
@@ -86,9 +87,9 @@ class ForkHandshake:
         self._interval = sys.getswitchinterval()
         sys.setswitchinterval(_NO_SWITCH)
         self._pipe = threading.get_ident(), reader, writer
-        if len(sys._current_frames()) > 2:  # more than this thread and the watch
-            # A thread that waits for the GIL asks for it within the old interval, and gets it here, not in the middle of the
-            # fork. When this thread has it again they all wait for the new interval.
+        if len(sys._current_frames()) > 2:  # more than this thread and the failure detector's
+            # A thread that waits for the GIL asks for it within the old interval. It gets it here, and not in the middle of the
+            # fork. When this thread has it again, they all wait for the new interval.
             _libc.usleep(int(min(self._interval, _NO_SWITCH) * 1e6))
 
     def _close(self) -> None:

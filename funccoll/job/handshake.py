@@ -1,4 +1,4 @@
-"""The handshake: which rank of which job a process is, and what is installed there. Rank 0 answers it."""
+"""The handshake: the rank and job of a process, and its installation. Rank 0 answers it."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ __all__ = [
 PROTOCOL = 4
 REMEDY = "Give each job a name of its own: another MASTER_PORT, or another FUNCCOLL_RUN_ID."
 _COMMAND = 200  # characters of a process's command in errors
-_LONGEST = 8192  # characters of a word in a handshake: errors quote them, which must fit into a message
+_LONGEST = 8192  # characters of a word in a handshake: errors quote them, and must fit into a message
 
 
 @functools.lru_cache(maxsize=1)
 def installation() -> dict[str, str]:
-    """Everything by which two installations can differ in what they compute, with the folder, for errors.
+    """Everything in which two installations can differ in what they compute, with the folder, for errors.
 
-    A version is not enough: two checkouts can have the same one, and then make plans that do not fit together.
+    A version is not enough: two checkouts can have the same one, and still make plans that do not fit together.
     """
     from importlib.metadata import version  # here: it imports forty modules
 
@@ -80,7 +80,7 @@ class JobSpec:
     world: int
     run: str
     local: int = 0
-    """Processes on this host, as the launcher says; 0 when it does not."""
+    """Processes on this host, as the launcher reports; 0 if it does not."""
     launcher: str = ""
     """Its command."""
     brings_mpi: bool = False
@@ -90,16 +90,16 @@ class JobSpec:
     variables: str = ""
     """The variables that say so, with their values, in words."""
     main_host: str = ""
-    """MASTER_ADDR, where torch's variables say it."""
+    """MASTER_ADDR, if torch's variables have it."""
 
     @property
     def across_hosts(self) -> bool:
-        """True when the launcher says that not all processes are on this host."""
+        """True if the launcher says that not all processes are on this host."""
         return 0 < self.local < self.world
 
     @property
     def address(self) -> bytes:
-        """The name of the socket. One of a Unix socket has at most 107 bytes, so long run ids are hashed."""
+        """The name of the socket. A Unix socket's name has at most 107 bytes, so long run ids are hashed."""
         run = self.run.encode()
         run = run if len(run) <= 64 else hashlib.sha256(run).hexdigest().encode()
         return b"\0funccoll-%d-%s" % (os.geteuid(), run)
@@ -117,7 +117,7 @@ def make_handshake(job: JobSpec, arena: int) -> dict[str, Any]:
 
 
 def is_handshake(message: Mapping[str, Any]) -> bool:
-    """True when a message has the form of a handshake."""
+    """True if a message has the form of a handshake."""
     numbers = [message.get(name) for name in ("rank", "world", "arena")]
     words = [message.get(name, "") for name in (*installation(), "command", "host")]
     return (
@@ -128,7 +128,7 @@ def is_handshake(message: Mapping[str, Any]) -> bool:
 
 
 def refuse_stranger(job: JobSpec, channel: socket.socket) -> None:
-    """Raise RendezvousError where the process that listens on the socket of the job's rank 0 is another user's."""
+    """Raise RendezvousError if another user's process listens on the socket of the job's rank 0."""
     if not same_user(channel):
         process, user = peer(channel)
         raise RendezvousError(
@@ -139,7 +139,8 @@ def refuse_stranger(job: JobSpec, channel: socket.socket) -> None:
 
 
 def refuse_other_user(job: JobSpec) -> None:
-    """Raise RendezvousError where a process of another user waits for this run's ranks, under a name that has its number."""
+    """Raise RendezvousError if a process of another user waits for this run's ranks. Its socket's name has that user's
+    number."""
     name = re.escape(job.address[1:].split(b"-", 2)[2])
     try:
         sockets = Path("/proc/net/unix").read_bytes()
@@ -157,7 +158,7 @@ def refuse_other_user(job: JobSpec) -> None:
 class Answer:
     """Rank 0's answer when all ranks have joined: its descriptors, and its machine profile in plain values, if any.
 
-    In a job on several hosts also the addresses at which each rank listens, by its number as text.
+    In a job on several hosts it also has the addresses at which each rank listens, by its number as text.
     """
 
     descriptors: list[int]
@@ -166,9 +167,9 @@ class Answer:
 
 
 def receive_answer(job: JobSpec, channel: socket.socket, expected: int) -> Answer | None:
-    """Rank 0's answer when all ranks have joined; None when it has ended, or answers another process.
+    """Rank 0's answer when all ranks have joined; None if it has ended, or answers another process.
 
-    `expected` is the number of descriptors. Raises: RendezvousError when it refuses this process.
+    `expected` is the number of descriptors. Raises: RendezvousError if rank 0 rejects this process.
     """
     message, descriptors = receive(channel)
     if message is not None and "error" in message:

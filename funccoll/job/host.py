@@ -1,6 +1,7 @@
-"""Cores, memory and address space that this machine and its control groups give a job, and how a child is bound to its parent.
+"""Cores, memory and address space that this machine and its control groups give a job, and the way to bind a child to its
+parent.
 
-Standard library only: the launcher reads it before anything else is imported.
+It uses the standard library only, because the launcher reads it before anything else is imported.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = [
 ]
 
 PEER_FAILURE_EXIT_CODE = os.EX_UNAVAILABLE
-"""The exit code (69) of a process that ends with a PeerFailure: another one is the cause."""
+"""The exit code (69) of a process that ends with a PeerFailure: another process is the cause."""
 
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -44,7 +45,7 @@ def _control_groups(controller: str) -> Iterator[tuple[Path, bool]]:
         if names and controller not in names.split(","):
             continue
         root = _CGROUPS / controller if names else _CGROUPS
-        # Inside a container the path may be the host's, which is not there: its own group is then at the root.
+        # Inside a container the path may be the host's, and not exist. Then its own group is at the root.
         folder = root / path.lstrip("/")
         for group in (folder, *folder.parents):
             if group == root.parent:
@@ -53,7 +54,7 @@ def _control_groups(controller: str) -> Iterator[tuple[Path, bool]]:
 
 
 def _memory_limits() -> Iterator[tuple[int, int]]:
-    """(limit, what it leaves) of each control group that limits memory, in bytes; file caches count as left."""
+    """(limit, what it leaves) of each control group that limits memory, in bytes. File caches count as left."""
     for group, first in _control_groups("memory"):
         limit, used = ("memory.limit_in_bytes", "memory.usage_in_bytes") if first else ("memory.max", "memory.current")
         most = _text(group / limit)
@@ -63,7 +64,7 @@ def _memory_limits() -> Iterator[tuple[int, int]]:
 
 
 def memory_limit() -> int | None:
-    """The lowest memory limit of this process's control groups in bytes, or None when there is none."""
+    """The lowest memory limit of this process's control groups in bytes, or None without one."""
     return min((limit for limit, _ in _memory_limits()), default=None)
 
 
@@ -82,7 +83,7 @@ def address_space_limits() -> dict[str, int]:
 
 
 def cores() -> int:
-    """Number of cores that this process may use: its affinity, or less where a control group limits the time.
+    """Number of cores that this process may use: its affinity, or less if a control group limits the time.
 
     Logical cores: two hyperthreads count as two.
     """
@@ -95,7 +96,7 @@ def cores() -> int:
 
 
 def _text(path: Path) -> str:
-    """A file's text, "" when it cannot be read."""
+    """A file's text; "" if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -103,9 +104,9 @@ def _text(path: Path) -> str:
 
 
 def thread_variables(environment: Container[str], threads: int) -> dict[str, str]:
-    """The variables that give NumPy's BLAS `threads` threads in each process, without those that the user set.
+    """The variables that give NumPy's BLAS `threads` threads in each process, without those that you have set.
 
-    Empty when OMP_NUM_THREADS is set: the others would override it.
+    Empty if OMP_NUM_THREADS is set: the others would override it.
     """
     if _THREADS[0] in environment:
         return {}
@@ -113,12 +114,12 @@ def thread_variables(environment: Container[str], threads: int) -> dict[str, str
 
 
 def bindings(n: int, overload: bool = False) -> list[set[int]]:
-    """The logical CPUs of each of `n` processes that are bound to one core each.
+    """The logical CPUs of each of `n` processes bound to one core each.
 
-    A core is bound with all its hyperthreads while there are enough cores; otherwise hyperthreads count as cores. With
-    `overload`, more processes than these take turns on them, the same number on each as far as it goes.
+    A core is bound with all its hyperthreads while there are enough cores. Otherwise hyperthreads count as cores. With
+    `overload`, more processes than these take turns on them, the same number on each if possible.
 
-    Raises: ValueError when this process may use fewer CPUs, without `overload`.
+    Raises: ValueError if this process may use fewer CPUs, without `overload`.
     """
     usable = os.sched_getaffinity(0)
     whole = list(dict.fromkeys(tuple(sorted(_siblings(cpu) & usable)) for cpu in sorted(usable)))
@@ -145,7 +146,7 @@ def _siblings(cpu: int) -> set[int]:
 
 @functools.lru_cache(maxsize=1)
 def cache_bytes(processes: int) -> int | None:
-    """Bytes of the last-level caches that this number of processes can fill; None where the system does not say.
+    """Bytes of the last-level caches that this number of processes can fill; None if the system does not report them.
 
     A processor may have several such caches, each for some of its cores.
     """
@@ -158,7 +159,7 @@ def cache_bytes(processes: int) -> int | None:
 
 
 def dying_with_parent(parent: int) -> Callable[[], None]:
-    """Return a function for the child to call: the kernel then kills the child when its parent, process `parent`, ends.
+    """Return a function for the child to call. The kernel then kills the child when its parent, process `parent`, ends.
 
     More exactly, when the *thread* that started the child ends.
     """

@@ -1,4 +1,4 @@
-"""The one rule of which process of which job this is, before it has joined: torch's group, then the launcher's variables."""
+"""The one rule for the job and rank of this process before it has joined: torch's group, then the launcher's variables."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _TORCH = "torch.distributed"
 def own_place(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
     """(processes, rank) of this process; (1, 0) alone.
 
-    Where torch.distributed is initialized its default group says so; launchers' variables may repeat it, be of one process, or
-    be those of the process that has started this one by multiprocessing. Raises MeshError for others. What a rank has started
-    has the rank's place, as it has by a launcher's variables.
+    If torch.distributed is initialized, its default group decides. Launchers' variables may then repeat it, or describe one
+    process. They may also be those of the process that has started this one by multiprocessing. Raises MeshError for others. A
+    process that a rank has started has the rank's place, as it has by a launcher's variables.
     """
     group = default_group()
     if group is None:
@@ -42,7 +42,7 @@ def own_place(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
 
 
 def describe_rank(job: JobSpec, environment: Mapping[str, str] = os.environ) -> str:
-    """This process in the job, for config.TORCH_RANK; with its launcher's words, which a launcher of its own would change."""
+    """This process in the job, for config.TORCH_RANK, with its launcher's words. A launcher inside it would change those."""
     try:
         words = claimed(environment).variables
     except MeshError:
@@ -51,7 +51,7 @@ def describe_rank(job: JobSpec, environment: Mapping[str, str] = os.environ) -> 
 
 
 def new_job(timeout: float, environment: Mapping[str, str] = os.environ) -> tuple[JobSpec, JobSpec]:
-    """This process's job, of several processes, and what its launcher says of it.
+    """This process's job, of several processes, and its launcher's description of it.
 
     In a group of torch all processes call it together, and it waits for them up to `timeout` seconds. Raises MeshError,
     RendezvousError.
@@ -64,17 +64,17 @@ def new_job(timeout: float, environment: Mapping[str, str] = os.environ) -> tupl
         return job, job
     launched = JobSpec(0, 1, "")
     if _launcher(group, environment):
-        with suppress(MeshError):  # nothing names the run, which the group does
+        with suppress(MeshError):  # nothing else names the run; the group does
             launched = job_of(environment)
     job = launched if launched.world > 1 else JobSpec(*group, run="", launcher=_TORCH)
     return agree_on_run(job, timeout), launched
 
 
 def _launcher(group: TorchGroup, environment: Mapping[str, str]) -> bool:
-    """True when the launcher's variables say the same as the group, False when they say nothing of this process.
+    """True if the launcher's variables agree with the group, False if they say nothing about this process.
 
-    The variables of another process are those which are half set, those of one process, which may have started more, and those
-    that a process of multiprocessing (torch's mp.spawn) has inherited. Raises MeshError for a contradiction.
+    The variables belong to another process in three cases: they are half set; they describe one process, which may have started
+    more; or a multiprocessing process (torch's mp.spawn) has inherited them. Raises MeshError for a contradiction.
     """
     try:
         launcher = claimed(environment)
@@ -89,7 +89,7 @@ def _launcher(group: TorchGroup, environment: Mapping[str, str]) -> bool:
     if (launcher.rank, launcher.world) != group:
         raise MeshError(
             f"{group}, and the environment says {launcher}. Initialize torch.distributed with all processes of the job, or "
-            "unset these variables where they are another job's."
+            "unset these variables if they are another job's."
         )
     return True
 
@@ -108,7 +108,7 @@ def started_by(rank: int, variables: str = "") -> RendezvousError:
 
 
 def check_joined(rank: int, world: int) -> None:
-    """Raise MeshError where torch's group is not the job that this process has joined."""
+    """Raise MeshError if torch's group is not the job that this process has joined."""
     group = default_group()
     if group is not None and group != (rank, world):
         raise MeshError(

@@ -45,21 +45,21 @@ __all__ = [
 
 DEVICE_TYPES = ("cpu", "cuda")
 
-_GRACE = 2.0  # seconds: see `FailureDetector.grace`. Ranks hear of a failure within milliseconds, and then print it
+_GRACE = 2.0  # seconds: see `FailureDetector.grace`. Ranks learn of a failure within milliseconds, and then print it
 
 
 class _Process:
-    """State of this process, which is in one job at a time: its membership is replaced, this stays."""
+    """State of this process. It is in one job at a time: its membership is replaced, this stays."""
 
     def __init__(self) -> None:
         self.membership: Membership | None = None
-        self.epoch = 0  # of the next membership: its ranks must not meet those of one before
+        self.epoch = 0  # of the next membership: its ranks must not meet those of an earlier one
         self.forked_from: Membership | None = None
-        """The parent's, which keeps what that owns: it must not be released here."""
+        """The parent's. It keeps what that owns, because this process must not release it."""
         self.handshake = ForkHandshake()
         self.reports = False
-        """True when the launcher of this process listens to its reports."""
-        self._job: tuple[JobSpec, JobSpec] | None = None  # the current job, and what the launcher says of it
+        """True if the launcher of this process listens to its reports."""
+        self._job: tuple[JobSpec, JobSpec] | None = None  # the current job, and its launcher's description
 
     def place(self) -> tuple[int, int]:
         """(processes, rank)."""
@@ -67,7 +67,7 @@ class _Process:
         return own_place() if found is None else (found.world, found.rank)
 
     def job(self, timeout: float) -> tuple[JobSpec, JobSpec]:
-        """The current job, of several processes, or the one that is to be joined, and what the launcher says of it."""
+        """The current job, of several processes, or the one to be joined, and its launcher's description of it."""
         if self._job is None:
             self._job = new_job(timeout)
         return self._job
@@ -110,8 +110,8 @@ class _Process:
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise RendezvousError(
-                    f"rank {job.rank} cannot join the job: the system refuses what that needs ({error}). A sandbox "
-                    "(seccomp) may forbid it, or a limit be reached (`ulimit -a`)."
+                    f"rank {job.rank} cannot join the job: the system denies what that needs ({error}). A sandbox "
+                    "(seccomp) may forbid it, or a limit is reached (`ulimit -a`)."
                 ) from error
             raise RendezvousError(
                 f"rank {job.rank} may open only {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files (`ulimit -n`), and "
@@ -167,7 +167,7 @@ class _Process:
 
 
 def _executes() -> bool:
-    """True when this forked child is about to execute another program, for `subprocess` with `preexec_fn`."""
+    """True if this forked child is about to execute another program, for `subprocess` with `preexec_fn`."""
     frame = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "_execute_child" and frame.f_globals.get("__name__") == "subprocess":
@@ -246,7 +246,7 @@ def current() -> Membership | None:
 
 
 def current_job() -> JobSpec:
-    """This process's place, and the name of the run, which are those that it joins with."""
+    """This process's place and the name of its run. It joins with these."""
     if _PROCESS.place()[0] == 1:
         return JobSpec(0, 1, "")
     return _PROCESS.job(_rendezvous_timeout())[0]
@@ -273,9 +273,9 @@ def rank() -> int:
 
 
 def transport_of(mesh: Mesh) -> Transport:
-    """Return the transport of a mesh: the one it was made with, this job's for a mesh that came by pickle.
+    """Return the transport of a mesh: the one it was made with, or this job's for a mesh that came by pickle.
 
-    Raises: RendezvousError for a mesh of processes in a process that is not in a job.
+    Raises: RendezvousError for a mesh of processes if this process is not in a job.
     """
     if mesh.transport is not None:
         return mesh.transport
@@ -289,7 +289,7 @@ def transport_of(mesh: Mesh) -> Transport:
     world = current()
     if world is None:
         raise RendezvousError(f"{mesh!r} is of a job that this process has left. Make a new mesh after fc.init().")
-    # Equal ones have one number, in all processes. Two with one checksum would only share communicators.
+    # Equal meshes have one number, in all processes. Two with one checksum would only share communicators.
     return world.transport.for_mesh(-1 - zlib.crc32(repr((mesh.axis_names, mesh.sizes)).encode()))
 
 
@@ -300,9 +300,9 @@ def joined_transport(mesh: Mesh) -> Transport | None:
 
 
 def check_alone(mesh: Mesh) -> None:
-    """Raise MeshError for a mesh that `make_mesh` made in a single process, which is one of several by now.
+    """Raise MeshError for a mesh that `make_mesh` made in a single process if this is one of several by now.
 
-    Torch's group may have been initialized since then: a program on the mesh would leave the other processes out.
+    Torch's group may have been initialized since then. A program on the mesh would leave the other processes out.
     """
     made = mesh.made_alone
     if made is None or (_PROCESS.membership is None and default_group() is None) or world_size() == 1:
@@ -316,7 +316,7 @@ def check_alone(mesh: Mesh) -> None:
 def on_device(mesh: Mesh, device: str) -> Mesh:
     """Return the same mesh with its arrays on GPUs ("cuda") or in host memory ("cpu"), always the same object.
 
-    Raises: DeviceError where no GPU can be used, or for another device.
+    Raises: DeviceError if no GPU can be used, or for another device.
     """
     if device not in DEVICE_TYPES:
         raise DeviceError(f"device={device!r}: it is one of {', '.join(map(repr, DEVICE_TYPES))}.")
@@ -377,7 +377,7 @@ def make_mesh(axes: Mapping[str, int], *, device: str | None = None, hosts: int 
         if hosts is not None and mesh.hosts != number_hosts(world.hosts):
             raise MeshError(
                 f"hosts={hosts!r:.80}: in a job the launcher says on which hosts the processes are, and here they are on "
-                f"{_hosts_text(world.hosts)}. Leave hosts out, or give it only where there is one process."
+                f"{_hosts_text(world.hosts)}. Leave hosts out, or pass it only in a single process."
             )
         number, source = next(world.mesh_numbers), user_source()
         world.transport.compare_mesh(number, mesh.shape, "an unknown line" if source is None else str(source))

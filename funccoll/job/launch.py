@@ -1,7 +1,7 @@
 """`fc.launch`: a function in several processes of this machine, for notebooks and tests.
 
 Each process is spawned, not forked, and runs `serve` below. It inherits memory files (memfd): one with the function and the
-arguments, and one for its result or exception. One byte in a pipe tells that the reply is there, and of which kind it is.
+arguments, and one for its result or exception. One byte in a pipe reports the reply, and its kind.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["launch"]
 
 R = TypeVar("R")
 
-# Runs before funccoll can be imported: it may only be found on the parent's sys.path.
+# Runs before funccoll can be imported, which may only be found on the parent's sys.path.
 _BOOT = (
     "import mmap, pickle, sys; task = mmap.mmap(int(sys.argv[1]), 0, access=mmap.ACCESS_READ); "
     "sys.path[:] = pickle.load(task); from funccoll.job.launch import serve; "
@@ -142,7 +142,8 @@ def _code_of_file(filename: str, make: Callable[..., CodeType], parts: Sequence[
 
 
 class _CodePickler(cloudpickle.Pickler):
-    """cloudpickle's Pickler; code keeps the name of its file, which errors show. cloudpickle 3.1.3 writes "<dynamic-code>"."""
+    """cloudpickle's Pickler, except that code keeps the name of its file for errors. cloudpickle 3.1.3 writes
+    "<dynamic-code>"."""
 
     dispatch_table: ClassVar = ChainMap[Any, Any]({CodeType: _reduce_code}, cast(Any, cloudpickle.Pickler.dispatch_table))
 
@@ -154,7 +155,7 @@ def _sources() -> dict[str, Any]:
 
 
 def serve(task: mmap.mmap, reply: int, pipe: int, parent: int, rank: int, n: int) -> None:
-    """Run a launched process: call the function in `task`, write its result or exception to `reply`, and tell `pipe`."""
+    """Run a launched process: call the function in `task`, write its result or exception to `reply`, and write to `pipe`."""
     dying_with_parent(parent)()
     os.set_inheritable(reply, False)
     os.set_inheritable(pipe, False)
@@ -186,7 +187,7 @@ def serve(task: mmap.mmap, reply: int, pipe: int, parent: int, rank: int, n: int
     os.write(pipe, word)
     os.close(pipe)
     if trouble:
-        _tell_peers(trouble)  # after the parent, which must hear of the cause before it hears of what follows
+        _tell_peers(trouble)  # after the parent, which must learn of the cause before its consequences
         sys.exit(1 if word == _RAISED else PEER_FAILURE_EXIT_CODE)
 
 
@@ -219,7 +220,7 @@ def _pickled_error(error: BaseException) -> bytes:
 def _failure(
     call: str, rank: int | None, code: int | None, timeout: float | None, unfinished: list[int], report: int | None
 ) -> Exception:
-    """The exception for the job's first failure: the rank's own when it reported one."""
+    """The exception for the job's first failure: the rank's own if it reported one."""
     if rank is None:
         return LaunchTimeout(
             f"{call}: after {timeout} s {_ranks(unfinished)} had not returned, and all were stopped. Allow more with timeout=, "

@@ -1,9 +1,8 @@
-"""The variables of launchers, which say of which job a process is.
+"""The variables of launchers. They identify the job of a process.
 
 Launchers are started inside each other: mpirun in a Slurm step, torchrun in a pod that exports WORLD_SIZE=1. A process inherits
-the variables of all of them, so the *innermost* one counts: the one whose values were set last on the way from the first
-ancestor to this process, as the environments say with which these were started (/proc/PID/environ). Where that does not tell,
-all must agree.
+the variables of all of them. The *innermost* launcher counts: its values were set last on the way from the first ancestor to
+this process, as the ancestors' environments show (/proc/PID/environ). If they do not show it, all launchers must agree.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class _Claim(NamedTuple):
         return self.size is not None and self.rank is not None
 
     def agrees(self, other: _Claim) -> bool:
-        """True when no value of one contradicts the other's."""
+        """True if no value of one contradicts the other's."""
         pairs = ((self.size, other.size), (self.rank, other.rank))
         return all(mine == theirs or None in (mine, theirs) for mine, theirs in pairs)
 
@@ -91,9 +90,9 @@ class _Claim(NamedTuple):
 
 
 def _claims(environment: Mapping[str, str], ancestors: Sequence[Mapping[str, str]] | None) -> list[_Claim]:
-    """The values of all launchers. Half of Slurm's are left in the shells of salloc and in batch scripts, and say nothing.
+    """The values of all launchers. Half of Slurm's remain in the shells of salloc and in batch scripts, and mean nothing.
 
-    Nor do torch's, where `funccoll run` or `fc.launch` has set them beside its own.
+    Nor do torch's, if `funccoll run` or `fc.launch` has set them beside its own.
     """
     found = [
         _Claim(launcher, environment.get(launcher.size) or None, environment.get(launcher.rank) or None, 0)
@@ -118,7 +117,7 @@ def _depth(claim: _Claim, ancestors: Sequence[Mapping[str, str]]) -> int:
 
 
 def _innermost(environment: Mapping[str, str], ancestors: Sequence[Mapping[str, str]] | None) -> _Claim | None:
-    """The values that count; None without any. Raises MeshError where values are missing, or contradict each other."""
+    """The values that count; None without any. Raises MeshError if values are missing, or contradict each other."""
     claims = _claims(environment, ancestors)
     complete = sorted((claim for claim in claims if claim.is_complete), key=lambda claim: claim.depth)
     if len(complete) > 1:  # a Slurm step of one task holds whatever that task starts
@@ -128,7 +127,7 @@ def _innermost(environment: Mapping[str, str], ancestors: Sequence[Mapping[str, 
         if half is not None:
             raise MeshError(_incomplete(half))
         return None
-    chosen = complete[0]  # of several ours, which fc.launch sets in a program that may itself have set others meanwhile
+    chosen = complete[0]  # of several ours: fc.launch sets them in a program that may itself have set others since
     by_hand = chosen.launcher is _TORCH and "TORCHELASTIC_RUN_ID" not in environment
     for other in claims:
         counts = other in complete or not other.is_complete
@@ -137,10 +136,10 @@ def _innermost(environment: Mapping[str, str], ancestors: Sequence[Mapping[str, 
         if counts and not inside and not other.agrees(chosen):
             raise MeshError(
                 f"the environment says {chosen} ({chosen.launcher.name}) and {other} ({other.launcher.name}), which contradict "
-                "each other, and no launcher is known to have been started by the other. Unset those that are left over."
+                "each other, and neither launcher is known to have started the other. Unset those that are left over."
             )
     same = [claim for claim in complete if (claim.size, claim.rank) == (chosen.size, chosen.rank)]
-    # Scripts repeat their launcher's values in torch's variables: the launcher knows hosts, and the run.
+    # Scripts repeat their launcher's values in torch's variables. The launcher knows the hosts and the run.
     return next((claim for claim in same if claim.launcher is not _TORCH), chosen) if by_hand else chosen
 
 
@@ -154,9 +153,9 @@ def _incomplete(half: _Claim) -> str:
     )
 
 
-@functools.lru_cache(maxsize=1)  # by process: one that is forked has another parent
+@functools.lru_cache(maxsize=1)  # by process: a forked one has another parent
 def _ancestors(process: int) -> Sequence[Mapping[str, str]]:
-    """The environments with which a process and its ancestors were started, those that can be read."""
+    """The environments with which a process and its ancestors were started, as far as they can be read."""
     found: list[Mapping[str, str]] = []
     for _ in range(_MOST_ANCESTORS):
         first = _first_environment(process)
@@ -164,7 +163,7 @@ def _ancestors(process: int) -> Sequence[Mapping[str, str]]:
             found.append(first)
         try:
             process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:  # ended, or another user's where these are hidden
+        except OSError:  # ended, or another user's if these are hidden
             break
         if process == 0:
             break
@@ -172,7 +171,7 @@ def _ancestors(process: int) -> Sequence[Mapping[str, str]]:
 
 
 def _first_environment(process: int) -> Mapping[str, str]:
-    """The environment with which a process was started; {} where it cannot be read, or the process has written over it."""
+    """The environment with which a process was started; {} if it cannot be read, or the process has written over it."""
     try:
         entries = [entry for entry in Path(f"/proc/{process}/environ").read_bytes().split(b"\0") if entry]
     except OSError:
@@ -214,16 +213,16 @@ def claimed(environment: Mapping[str, str], ancestors: Sequence[Mapping[str, str
 
 
 def is_inherited(place: Claimed, environment: Mapping[str, str]) -> bool:
-    """True when this process was started with the variables, which it has not set itself."""
+    """True if this process was started with the variables, and has not set them itself."""
     first, launcher = _first_environment(os.getpid()), place.launcher
     return launcher is not None and all(first.get(n) == environment.get(n) for n in (launcher.size, launcher.rank))
 
 
 def job_of(environment: Mapping[str, str], ancestors: Sequence[Mapping[str, str]] | None = None) -> JobSpec:
-    """This process's job, as the launcher's environment says. Raises MeshError when it says nothing sensible.
+    """This process's job, as the launcher's environment says. Raises MeshError if that makes no sense.
 
-    ancestors: the environments with which this process and those around it were started, itself first; None reads them where
-        `environment` is this process's.
+    ancestors: the environments with which this process and those around it were started, itself first; None reads them if
+    `environment` is this process's.
     """
     number, world, variables, launcher = claimed(environment, ancestors)
     if launcher is None or world == 1:
@@ -248,7 +247,7 @@ def job_of(environment: Mapping[str, str], ancestors: Sequence[Mapping[str, str]
 
 
 def _run_name(environment: Mapping[str, str], launcher: _Launcher) -> str:
-    """The name of the run; "" where nothing has one."""
+    """The name of the run; "" if nothing has one."""
     ours = config.RUN_ID.read(environment)
     if ours and (launcher.size == config.WORLD_SIZE or config.RANK not in environment):  # else of another job around
         return ours
@@ -263,7 +262,7 @@ def _run_name(environment: Mapping[str, str], launcher: _Launcher) -> str:
 
 
 def _local(environment: Mapping[str, str], names: Sequence[str], world: int) -> int:
-    """The processes of this host; 0 when the launcher does not say. Slurm lists those of all hosts."""
+    """The processes of this host; 0 if the launcher does not say. Slurm lists those of all hosts."""
     name = next((name for name in names if environment.get(name)), None)
     if name is None:
         return 0
@@ -279,7 +278,7 @@ def _local(environment: Mapping[str, str], names: Sequence[str], world: int) -> 
 
 
 def _parent() -> str:
-    """A name for the process that started this one: MPICH gives all ranks nothing else in common."""
+    """A name for the process that started this one. MPICH gives all ranks nothing else in common."""
     parent = os.getppid()
     started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
     return f"{parent}-{started}"

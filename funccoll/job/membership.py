@@ -19,10 +19,16 @@ __all__ = ["Membership"]
 class Membership:
     """This process's membership in a job: number `rank` of `world`. It owns what depends on the ranks, and ends it.
 
-    epoch: how many memberships this process had before: ranks meet those of their epoch alone. ranks, hosts: the members, and
-    the host of each, numbered in the order of first appearance. watch: the detection of their failures. transport: the memory
-    that ranks of a host share, and the communicators of all groups. timeout: seconds that a collective waits for the others.
-    fork_bytes: the most that is copied for a forked child. What is the process's own is in `job.world`.
+    The process's own state is in `job.world`.
+
+    Attributes:
+        epoch: How many memberships this process had before. Ranks only connect to those of their epoch.
+        ranks: The members.
+        hosts: The host of each, numbered in the order of first appearance.
+        watch: The detection of their failures.
+        transport: The memory that ranks of a host share, and the communicators of all groups.
+        timeout: Seconds that a collective waits for the others.
+        fork_bytes: The most that is copied for a forked child.
     """
 
     def __init__(
@@ -35,18 +41,19 @@ class Membership:
         """Processes of the job on this machine."""
         self.mesh_numbers = itertools.count(1)
         self.at_leave = ExitStack()
-        """Functions that are called before this process leaves the job, the last one first."""
+        """Functions to call before this process leaves the job, the last one first."""
         self._owned: dict[str, Any] = {}
         transport.join(self)
 
     @functools.cached_property
     def process_mesh(self) -> Mesh:
-        """The processes along one axis: always the same mesh, for which collectives are compiled once."""
+        """The processes along one axis: always the same mesh, so collectives are compiled for it once."""
         transport, hosts = self.transport.for_mesh(0), number_hosts(self.hosts)
         return Mesh({"process": self.world}, self.ranks, self.rank, transport, hosts=hosts)
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return what a library has once in a membership, under a name of its own: made at first, and dropped at the end."""
+        """Return what a library has once in a membership, under its own name. It is made at first use, and dropped at the
+        end."""
         if name not in self._owned:
             self._owned[name] = make()
         return self._owned[name]
@@ -62,9 +69,9 @@ class Membership:
             self._owned.clear()
 
     def disown(self, executes: bool) -> None:
-        """Leave all of it to the parent, in a forked child, which may be about to execute another program.
+        """Leave all of it to the parent, in a forked child that may be about to execute another program.
 
-        What libraries own stays as it is, and is the parent's to release.
+        What libraries own stays as it is. The parent releases it.
         """
         self.transport.end(
             f"this process was forked from rank {self.rank} and is not a rank of its own: call compiled functions of a "

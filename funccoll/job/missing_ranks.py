@@ -1,4 +1,4 @@
-"""The error about ranks that do not come to the rendezvous: what said that there are any, and what to do."""
+"""The error about ranks that do not come to the rendezvous: what announced them, and the remedy."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["absence", "numbered"]
 def absence(what: str, job: JobSpec, seconds: float | None, place: str = "") -> str:
     """Describe ranks that have not done `what` within some seconds, or, with None, will not.
 
-    It quotes what this process believed: a job that does not exist is most often one of variables that were left over. `place`
-    says more of this process.
+    It quotes what this process believed: a job that does not exist mostly comes from leftover variables. `place` says more
+    about this process.
     """
     late = "" if seconds is None else f" within {seconds:g} s"
     remedy = "; if they only start slowly, set FUNCCOLL_RENDEZVOUS_TIMEOUT to more seconds" if late else ""
@@ -32,7 +32,7 @@ def _belief(job: JobSpec) -> str:
 
 
 def _other_host(job: JobSpec) -> str:
-    """A sentence about MASTER_ADDR where it is another host."""
+    """A sentence about MASTER_ADDR if it is another host."""
     name = job.main_host
     if not name or job.brings_mpi or name in (platform.node(), "localhost"):
         return ""

@@ -19,14 +19,14 @@ __all__ = ["mpi_findings"]
 _SECTION = "Several hosts (funccoll run --hosts)"
 _NETWORKS = Path("/sys/class/net")
 _PATIENCE = 60.0  # seconds for a command that only prints something
-# In a process of its own: a wrong library may end it. MPI is not initialized, which would take time, and a network.
+# In a process of its own, because a wrong library may end it. MPI is not initialized: that would take time, and a network.
 _PROBE = """
 import json, mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
 print(json.dumps([mpi4py.__version__, MPI.get_vendor()[0], MPI.Get_library_version()]))
 """
-# The variables in which schedulers give the hosts of a job. PBS names a file.
+# The variables in which schedulers list the hosts of a job. PBS names a file.
 _HOSTS = {"Slurm": "SLURM_JOB_NODELIST", "LSF": "LSB_HOSTS", "PBS": "PBS_NODEFILE"}
 
 
@@ -49,7 +49,7 @@ def mpi_findings(environment: Mapping[str, str] = os.environ) -> Iterator[Check]
 
 
 def _mpi4py(mpirun: Mpirun | None) -> Iterator[Check]:
-    """The finding about mpi4py; returns what its MPI says of itself."""
+    """The finding about mpi4py. Returns what its MPI says of itself."""
     done = _output([sys.executable, "-c", _PROBE])
     if "No module named 'mpi4py'" in done.stderr:
         yield Check(_SECTION, "mpi4py", "not installed: pip install 'funccoll[mpi]'", "absent")
@@ -71,7 +71,7 @@ def _mpi4py(mpirun: Mpirun | None) -> Iterator[Check]:
 
 
 def _abilities(mpirun: Mpirun, library: str) -> Iterator[Check]:
-    """The transports of an MPI, and what becomes of the other ranks when one dies."""
+    """The transports of an MPI, and what happens to the other ranks when one dies."""
     if mpirun.vendor == "MPICH":
         device = re.search(r"MPICH Device: *(.+)", library)
         if device:
@@ -89,7 +89,7 @@ def _abilities(mpirun: Mpirun, library: str) -> Iterator[Check]:
         value = "; ".join(f"{kind} {', '.join(names)}" for kind, names in found.items() if names)
         yield Check(_SECTION, "transports", value)
     if mpirun.major < 5:
-        advice = "Open MPI 5 lets them live on, with ULFM: funccoll run --hosts then says --with-ft ulfm."
+        advice = "Open MPI 5 lets them live on, with ULFM: funccoll run --hosts then passes --with-ft ulfm."
         yield Check(_SECTION, "a rank dies", "mpirun ends the others, 0.3 s later", "warning", advice)
     elif "ftmpi" in _output([str(Path(mpirun.path).with_name("ompi_info"))]).stdout:
         yield Check(_SECTION, "a rank dies", "the others live on and name it (ULFM, --with-ft ulfm)")

@@ -1,4 +1,4 @@
-"""mpirun of Open MPI and of MPICH: how to find it, what to tell it, and which rank has written what in its output.
+"""mpirun of Open MPI and of MPICH: how to find it, its options, and the rank of each piece of its output.
 
 Standard library only.
 """
@@ -41,23 +41,23 @@ PREFIX = "[{}] "
 
 @dataclass(frozen=True)
 class Mpirun:
-    """An mpirun: where it is, and what its `--version` says."""
+    """An mpirun: its path, and the output of its `--version`."""
 
     path: str
     vendor: str
     """"Open MPI" or "MPICH", which stands for all that start processes with Hydra; else the first line that it prints."""
     version: str
     token: str = ""
-    """A word in MPICH's tags, random if they shall not be taken for what a rank prints."""
+    """A word in MPICH's tags. It is random if a rank must not be able to print such a tag."""
 
     @property
     def is_known(self) -> bool:
-        """True when `command` knows its options."""
+        """True if `command` knows its options."""
         return self.vendor in ("Open MPI", "MPICH")
 
     @property
     def tag(self) -> re.Pattern[bytes]:
-        """The tag before each piece of a rank's output, when `command` has started it."""
+        """The tag before each piece of a rank's output, if `command` has started it."""
         if self.vendor == "Open MPI":
             return re.compile(rb"\[\d+,(\d+)\]<std(?:out|err)>:" + b" " * (self.major >= 5))
         return re.compile(re.escape(self._pattern).replace("%r", r"(\d+)").encode())
@@ -79,11 +79,11 @@ class Mpirun:
         bind_to: str = "none",
         agent: str = "",
     ) -> list[str]:
-        """Return the command that starts a program on (host, number of processes) each, whose output is tagged.
+        """Return the command that starts a program on (host, number of processes) each. Its output is tagged.
 
-        `variables` are the ranks' environment, with None for the value in this one. `agent` is run in the place of ssh: with
-        the host's name, and the command to run there. What survives the death of a rank is left to run, where that can be said:
-        it shall hear of it from funccoll, and say so.
+        `variables` are the ranks' environment, with None for the value in this one. `agent` runs in place of ssh, with the
+        host's name and the command to run there. If an option exists for it, ranks that survive a death are left running: they
+        learn of it from funccoll, and report it.
         """
         slots = ",".join(f"{name}:{count}" for name, count in hosts)
         if self.vendor == "Open MPI":
@@ -105,12 +105,12 @@ class Mpirun:
 
 
 def find_program(name: str, environment: Mapping[str, str] = os.environ) -> str | None:
-    """The path of a program in PATH, or else beside the interpreter, where pip installs it; None when it is in neither."""
+    """The path of a program in PATH, or else beside the interpreter, where pip installs it; None if it is in neither."""
     return shutil.which(name, path=environment.get("PATH")) or shutil.which(name, path=os.path.dirname(sys.executable))
 
 
 def find_mpirun(environment: Mapping[str, str] = os.environ) -> Mpirun | None:
-    """The first mpirun in PATH, or the one beside the interpreter; None when there is none, or it does not say what it is."""
+    """The first mpirun in PATH, or the one beside the interpreter; None if there is none, or its version is unknown."""
     path = find_program("mpirun", environment)
     if path is None:
         return None
@@ -142,9 +142,9 @@ def parse_hosts(text: str) -> list[tuple[str, int]]:
 def passed_on(environment: Mapping[str, str], names: Sequence[str] = ()) -> dict[str, str | None]:
     """The variables of this environment that ranks on other hosts get as well, for `Mpirun.command`.
 
-    They are those of Python and the libraries below it, and these further `names`, each with a value of its own if it has "=".
+    They are those of Python and the libraries below it, and these further `names`. A name may have its own value after "=".
 
-    Raises: ValueError for one of the names that has no value.
+    Raises: ValueError for a name without a value.
     """
     known = [name for name in environment if _PASSED_ON.fullmatch(name) and name not in _OF_ONE_PROCESS]
     found: dict[str, str | None] = dict.fromkeys(sorted(known))
@@ -158,10 +158,11 @@ def passed_on(environment: Mapping[str, str], names: Sequence[str] = ()) -> dict
 
 
 class TaggedOutput(LineBuffer):
-    """mpirun's stdout or stderr in, whole lines out, each with a prefix for its rank; mpirun's own lines as they are.
+    """Takes mpirun's stdout or stderr, and gives whole lines, each with a prefix for its rank. mpirun's own lines stay as they
+    are.
 
-    MPICH's tags stand before every piece that a rank writes, so lines are put together here. What follows `MARK` goes to
-    `take`, which returns whether it is a report; a report is not given out.
+    MPICH's tags precede every piece that a rank writes, so lines are put together here. Text after `MARK` goes to `take`, which
+    returns whether it is a report. A report is not given out.
     """
 
     def __init__(self, tag: re.Pattern[bytes], take: Callable[[bytes], bool], prefix: str = PREFIX):
@@ -171,7 +172,7 @@ class TaggedOutput(LineBuffer):
         self.rank = -1
 
     def feed(self, data: bytes) -> bytes:
-        """The lines that `data` completes; the rest is kept."""
+        """The lines that `data` completes. The rest is kept."""
         data, self.rest = self.rest + data, b""
         cut = data.rfind(b"[", -_LONGEST_TAG)
         if cut >= 0 and b"\n" not in data[cut:] and not self.tag.match(data, cut):  # perhaps half a tag
@@ -203,6 +204,6 @@ class TaggedOutput(LineBuffer):
         return b"".join(kept)
 
     def end(self) -> bytes:
-        """The last lines, when they were not ended."""
+        """The last lines, if they were not ended."""
         rest, self.rest = self.rest, b""
         return self._lines(rest) + b"".join(buffer.end() for buffer in self.buffers.values())

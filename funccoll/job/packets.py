@@ -25,7 +25,8 @@ class FramedSocket(socket.socket):
         self._received, self._unsent, self._sending = bytearray(), b"", threading.Lock()
 
     def send_frame(self, data: bytes) -> bool:
-        """Send without waiting. What finds no room is sent before the next frame, which is not sent when that does not help."""
+        """Send without waiting. Bytes without room are sent before the next frame. If there is still no room, that frame is not
+        sent."""
         return self.send_bytes(len(data).to_bytes(_LENGTH, "big") + data)
 
     def send_bytes(self, data: bytes) -> bool:
@@ -40,7 +41,7 @@ class FramedSocket(socket.socket):
         return False
 
     def finish(self) -> None:
-        """Close it when all has been read: for what is not, the kernel would tell the other side to forget what was sent."""
+        """Close it after everything was read: for unread bytes, the kernel would make the other side drop what was sent."""
         with suppress(OSError):
             self.shutdown(socket.SHUT_WR)
             while self.recv(PACKET, socket.MSG_DONTWAIT):
@@ -48,7 +49,7 @@ class FramedSocket(socket.socket):
         self.close()
 
     def receive_frame(self) -> bytes | None:
-        """The next frame, None at the end. It reads no byte of the one after it, so that polling tells of that one."""
+        """The next frame; None at the end. It reads no byte of the frame after it, so that polling reports that one."""
         if not self._fill(_LENGTH):
             return None
         length = int.from_bytes(self._received[:_LENGTH], "big")
@@ -58,7 +59,7 @@ class FramedSocket(socket.socket):
         return frame
 
     def receive_bytes(self, length: int, start: bytes = b"") -> bytes | None:
-        """The next `length` bytes, and no more of them; None at the end, and as soon as they do not begin with `start`."""
+        """The next `length` bytes, and no more; None at the end, and as soon as they do not begin with `start`."""
         while len(self._received) < length:
             if not self._fill(len(self._received) + 1, length) or not start.startswith(bytes(self._received[: len(start)])):
                 return None
@@ -66,7 +67,7 @@ class FramedSocket(socket.socket):
         return data
 
     def _fill(self, least: int, most: int = 0) -> bool:
-        """Receive until there are `least` bytes, and at most `most`; False at the end."""
+        """Receive until there are `least` bytes, and at most `most`. Returns False at the end."""
         while len(self._received) < least:
             data = self.recv(max(least, most) - len(self._received))
             if not data:
@@ -76,7 +77,7 @@ class FramedSocket(socket.socket):
 
 
 def send(channel: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> bool:
-    """Send one message without waiting; False when it is too large, or the other side is gone or does not read."""
+    """Send one message without waiting. Returns False if it is too large, or the other side is gone or does not read."""
     data = json.dumps(message, ensure_ascii=False).encode(errors="backslashreplace")
     if len(data) > PACKET:
         return False
@@ -92,7 +93,7 @@ def send(channel: socket.socket, message: dict[str, Any], descriptors: Sequence[
 def receive(channel: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     """(the next message, its descriptors); (None, []) at the end, and for anything that is not a message.
 
-    Raises: BlockingIOError or TimeoutError, as the socket is set, when there is none yet.
+    Raises: BlockingIOError or TimeoutError, as the socket is set, if there is none yet.
     """
     try:
         data, descriptors = _receive_frame(channel) if isinstance(channel, FramedSocket) else _receive_packet(channel)
@@ -130,5 +131,5 @@ def peer(channel: socket.socket) -> tuple[int, int]:
 
 
 def same_user(channel: socket.socket) -> bool:
-    """True when the process at the other end is this user's."""
+    """True if the process at the other end is this user's."""
     return peer(channel)[1] == os.geteuid()

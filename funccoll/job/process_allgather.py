@@ -80,7 +80,7 @@ def _global_value(arr: Array, name: str) -> np.ndarray:
 
 
 def _joined(rows: np.ndarray) -> np.ndarray:
-    """Rows one after the other; numbers are rows of one element."""
+    """Rows one after the other. Numbers are rows of one element."""
     return rows if rows.ndim == 1 else rows.reshape(-1, *rows.shape[2:])
 
 
@@ -90,7 +90,7 @@ def _described(value: Any) -> str:
 
 
 def _gather_own(own: Sequence[np.ndarray], tree: Any, accessors: Sequence[Any], values: Sequence[Any]) -> list[np.ndarray]:
-    """Return (processes, *shape) for each of some values of this process: the bytes of all of them travel at once."""
+    """Return (processes, *shape) for each of some values of this process. The bytes of all of them travel at once."""
     world = init()
     if world is None:
         return [np.array(value)[None] for value in own]
@@ -124,13 +124,13 @@ def gather_text(mesh: Mesh, text: str) -> list[str]:
         return [text]
     own = np.frombuffer(text.encode(), np.uint8)
     lengths = _gather_rows(mesh, np.array([len(own)]))[:, 0]
-    width = 1 << int(lengths.max()).bit_length()  # few different ones: each is compiled
+    width = 1 << int(lengths.max()).bit_length()  # few different ones, because each is compiled
     rows = _gather_rows(mesh, np.pad(own, (0, width - len(own))))
     return [row[:length].tobytes().decode() for row, length in zip(rows, lengths, strict=True)]
 
 
 def check_equal_lines(mesh: Mesh, lines: Sequence[str], what: str) -> None:
-    """Raise ProgramMismatch, on all ranks, unless all have the same lines; it names the first difference."""
+    """Raise ProgramMismatch, on all ranks, unless all have the same lines. It names the first difference."""
     wanted, *others = (text.split("\n") for text in gather_text(mesh, "\n".join(lines)))
     for rank, found in enumerate(others, 1):
         for number in range(max(len(wanted), len(found))):

@@ -1,4 +1,4 @@
-"""Memory of other processes, read by the system: `process_vm_readv`, and what allows it."""
+"""Memory of other processes, read by the system (`process_vm_readv`), and the permissions for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Range(ctypes.Structure):
 
 
 def read(pid: int, address: int, nbytes: int) -> bytes:
-    """Read memory of a process. Raises OSError when the system refuses, or there is none."""
+    """Read memory of a process. Raises OSError if the system denies it, or there is none."""
     libc, found = ctypes.CDLL(None, use_errno=True), ctypes.create_string_buffer(nbytes)
     readv = libc.process_vm_readv
     readv.restype = ctypes.c_ssize_t
@@ -42,16 +42,16 @@ def yama_scope() -> int:
 
 
 def let_siblings_read() -> None:
-    """Allow this process's parent, and what that has started, to read its memory, where Yama allows only its ancestors.
+    """Allow this process's parent, and what the parent has started, to read its memory. Yama otherwise allows only ancestors.
 
-    It is the narrowest permission with which the ranks that one launcher has started read each other.
+    This is the narrowest permission that lets ranks of one launcher read each other.
     """
     if yama_scope() == _RELATIVES and os.getppid() > 1:
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(os.getppid()), 0, 0, 0)
 
 
 def refusal(error: int) -> str:
-    """The system's refusal in words: the error, and what is behind it."""
+    """The system's reason in words: the error, and what is behind it."""
     name = errno.errorcode.get(error, str(error))
     if error == errno.EPERM and (scope := yama_scope()):
         return f"refused by Yama ({name}; /proc/sys/kernel/yama/ptrace_scope is {scope})"

@@ -1,4 +1,4 @@
-"""The processes of one job: started, listened to, and ended together. Standard library only."""
+"""The processes of one job: started, read from, and ended together. Standard library only."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from .torch_variables import bound_port, for_torch
 __all__ = ["GRACE", "PATIENCE", "Job", "LineBuffer", "environment", "interpreter", "new_run", "outcome"]
 
 GRACE = 30.0
-"""Seconds that ranks get to end by themselves when another one has failed: they have been told."""
+"""Seconds for ranks to end by themselves after another one has failed. They have been notified."""
 PATIENCE = 5.0
-"""Seconds that a process gets after a signal before the next, stronger one."""
+"""Seconds for a process to end after a signal, before the next, stronger one."""
 _SILENCE = 2.0  # seconds after a failure until a command says that it waits for the others
-_DYING = 1.0  # seconds in which killed children of ranks must be gone; without an init process they stay zombies
+_DYING = 1.0  # seconds for killed children of ranks to go; without an init process they stay zombies
 _LONGEST_LINE = 1 << 20
 _LONGEST_WAIT = 3600.0  # seconds: `--grace inf` has no milliseconds
 _POLL = 0.05  # seconds, on kernels without pidfd (before 5.3)
 
 
 def environment(rank: int, n: int, run: str, port: int | None, threads: int | None = None) -> dict[str, str]:
-    """Environment of process `rank` of `n`: its place in the job, also for torch, and BLAS threads (cores / n unless stated).
+    """Environment of process `rank` of `n`: its place in the job, also for torch, and BLAS threads (cores / n by default).
 
     port: the `Job.port_for_torch`.
     """
@@ -69,19 +69,19 @@ def _has_members(group: int) -> bool:
         os.killpg(group, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # another user's, which has the number now
+    except PermissionError:  # another user's process that has the number now
         return False
     return True
 
 
 class LineBuffer:
-    """Bytes in, whole lines out, each with a prefix. A line ends with LF, or with CR (a progress bar)."""
+    """Takes bytes, and gives whole lines, each with a prefix. A line ends with LF, or with CR (a progress bar)."""
 
     def __init__(self, prefix: str):
         self.prefix, self.rest = prefix.encode(), b""
 
     def feed(self, data: bytes) -> bytes:
-        """The lines that `data` completes; the rest is kept. A line of a megabyte is cut."""
+        """The lines that `data` completes. The rest is kept. A line of a megabyte is cut."""
         text = self.rest + data
         # A CR at the very end may be half of a CRLF.
         end = max(text.rfind(b"\n"), text.rfind(b"\r", 0, len(text) - 1)) + 1
@@ -91,26 +91,27 @@ class LineBuffer:
         return b"".join(self.prefix + line for line in whole.splitlines(keepends=True)) if whole else b""
 
     def end(self) -> bytes:
-        """The last line, when it was not ended."""
+        """The last line, if it was not ended."""
         rest, self.rest = self.rest, b""
         return self.prefix + rest + b"\n" if rest else b""
 
 
 class Job:
-    """Processes that end together. A context manager: after the block no process of the job is left.
+    """Processes that end together. It is a context manager: after the block no process of the job is left.
 
-    write: called with (1 or 2 for stdout or stderr, whole lines with the prefix "[rank] ").
-    timeout: seconds until all are stopped, from the first start.
-    succeeded: says from (rank, return code) whether a process that ended did well.
-    followed: says so whether a process that failed did so because another one had failed; by default it has reported it.
-    grace: seconds that ranks get to end by themselves when another one has failed. Those which have not joined the job, or
-    have left it, hear nothing of that, so they are stopped at once, as are stopped ones.
-    waiting: called with (ranks, seconds) when some take their time.
+    Args:
+        write: Called with (1 or 2 for stdout or stderr, whole lines with the prefix "[rank] ").
+        timeout: Seconds until all are stopped, from the first start.
+        succeeded: From (rank, return code) of an ended process, whether it did well.
+        followed: From the same of a failed process, whether it failed because another one had. By default it has reported that.
+        grace: Seconds for ranks to end by themselves after another one has failed. Ranks that have not joined the job, or have
+            left it, do not learn of that. So they are stopped at once, and so are stopped ones.
+        waiting: Called with (ranks, seconds) if some take their time.
 
-    Each process leads a process group, so what it starts itself is ended with it. `failure` is None, or the
-    first failure: (rank, return code, or None while it has not exited), or (None, None) for the timeout. A rank that failed
-    because another one had is only named when no other is found, in `PATIENCE` seconds. `reports` has the report of each
-    rank's exception, `codes` the return codes, `signalled` the ranks that had to be stopped.
+    Each process leads a process group, so the processes that it starts are ended with it. `failure` is None, or the first
+    failure: (rank, return code, or None while it has not exited), or (None, None) for the timeout. A rank that failed because
+    another one had is only named if no other is found within `PATIENCE` seconds. `reports` has the report of each rank's
+    exception, `codes` the return codes, `signalled` the ranks that had to be stopped.
     """
 
     def __init__(
@@ -132,7 +133,8 @@ class Job:
         self._deadline = None if timeout is None else self._begun + timeout
         self._stopping = False
         self._followed_failure: tuple[float, int] | None = None  # (until when to look for the cause, rank)
-        self._signals: list[tuple[float, int, set[int]]] = []  # (when, signal, ranks), still to be sent; signal 0 only tells
+        # (when, signal, ranks), still to be sent; signal 0 only calls `waiting`
+        self._signals: list[tuple[float, int, set[int]]] = []
         self.reports: dict[int, dict[str, Any]] = {}
         self.codes: dict[int, int] = {}
         self.signalled: set[int] = set()
@@ -140,8 +142,8 @@ class Job:
         """Ranks that were stopped by a signal when another one reported that it had waited for them in vain."""
         self._run: str | None = None
         self._members: set[int] = set()  # ranks that have joined the job
-        self._waiting: dict[int, bytes] = {}  # ranks that wait for the others to join, and where they hear that some have ended
-        self._ended: dict[int, bool] = {}  # rank -> whether it was waiting, and had been told that another had ended
+        self._waiting: dict[int, bytes] = {}  # ranks that wait for the others to join, and the address for news of ended ones
+        self._ended: dict[int, bool] = {}  # rank -> whether it was waiting, and knew that another had ended
         self._mailbox = reports.Mailbox(new_run())
         self._bound_port = bound_port()
         self._selector = selectors.DefaultSelector()
@@ -153,15 +155,15 @@ class Job:
 
     @property
     def port_for_torch(self) -> int | None:
-        """A port of this host that no other process gets while this job runs; None where there is none."""
+        """A port of this host that no other process gets while this job runs; None if there is none."""
         return None if self._bound_port is None else self._bound_port.getsockname()[1]
 
     def start(
         self, command: Sequence[str], variables: Mapping[str, str], buffers: Sequence[LineBuffer] = (), **options: Any
     ) -> int:
-        """Start one more process; its number is its rank. `options` are subprocess.Popen's.
+        """Start one more process. Its number is its rank. `options` are subprocess.Popen's.
 
-        `buffers` make lines of its stdout and stderr, with a prefix; by default that is "[rank] ".
+        `buffers` make lines of its stdout and stderr, with a prefix. By default that is "[rank] ".
         """
         rank = len(self.processes)
         buffers = buffers or [LineBuffer(f"[{rank}] ") for _ in range(2)]
@@ -185,13 +187,13 @@ class Job:
         return rank
 
     def listen(self, rank: int, descriptor: int, use: Callable[[bytes], None]) -> None:
-        """Call `use` with the bytes that come from a descriptor, which the caller closes after the job."""
+        """Call `use` with the bytes that come from a descriptor. The caller closes it after the job."""
         os.set_blocking(descriptor, False)
         self._inputs.setdefault(rank, {})[descriptor] = use
         self._selector.register(descriptor, selectors.EVENT_READ, lambda: self._read(rank, descriptor))
 
     def wait(self) -> None:
-        """Wait until all processes have ended; when one fails, the others are stopped."""
+        """Wait until all processes have ended. If one fails, stop the others."""
         while self.live:
             for key, _ in self._selector.select(self._patience()):
                 key.data()
@@ -224,7 +226,7 @@ class Job:
             self.failure = (rank, code)
 
     def heard_of_failure(self, rank: int) -> None:
-        """Note that a process, which started ranks itself, has told of a failure of theirs: it gets `grace` seconds to end."""
+        """Note that a process that started ranks itself has reported a failure of theirs. It gets `grace` seconds to end."""
         if rank in self.live:
             self._members.add(rank)
             self.fail(rank)
@@ -245,7 +247,7 @@ class Job:
         )
 
     def is_stopped(self, rank: int) -> bool:
-        """True when a signal has stopped the process of a rank."""
+        """True if a signal has stopped the process of a rank."""
         try:
             with open(f"/proc/{self.processes[rank].pid}/stat") as file:
                 return file.read().rpartition(")")[2].split()[0] == "T"
@@ -253,7 +255,7 @@ class Job:
             return False
 
     def stop(self, first: int) -> None:
-        """Send a signal to all, then SIGTERM, then SIGKILL, `PATIENCE` seconds apart; called again, SIGKILL at once."""
+        """Send a signal to all, then SIGTERM, then SIGKILL, `PATIENCE` seconds apart. A second call sends SIGKILL at once."""
         everyone = set(range(len(self.processes)))
         if self._stopping:
             self._signals = [(0.0, signal.SIGKILL, everyone)]
@@ -284,7 +286,7 @@ class Job:
             self.write(stream, data)
 
     def _read(self, rank: int, descriptor: int) -> bool:
-        """Read what has arrived; True when there may be more."""
+        """Read what has arrived. Returns True if there may be more."""
         try:
             data = os.read(descriptor, 1 << 16)
         except BlockingIOError:
@@ -297,7 +299,7 @@ class Job:
         return bool(data)
 
     def _drain(self, rank: int) -> None:
-        """Read what a process left in its pipes: some megabytes at most, for its children may go on writing."""
+        """Read what a process left in its pipes. At most some megabytes, because its children may go on writing."""
         for descriptor in list(self._inputs.get(rank, ())):
             for _ in range(64):
                 if not self._read(rank, descriptor):
@@ -306,7 +308,7 @@ class Job:
     def _notice_exit(self, rank: int) -> None:
         process = self.processes[rank]
         try:
-            # It stays a zombie until the end: as long as it is one, no other process can get its number.
+            # It stays a zombie until the end, so that no other process can get its number.
             ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:  # something else has waited for it
             code = process.wait()
@@ -332,7 +334,7 @@ class Job:
     def _read_reports(self) -> None:
         for report in self._mailbox.receive():
             rank, kind, cause = report["rank"], report.get("kind"), report.get("cause")
-            # A rank may have started a job of its own, whose ranks find this socket in their environment.
+            # A rank may have started a job of its own. Its ranks find this socket in their environment.
             if report.get("run") != self._run or rank not in range(len(self.processes)) or not isinstance(cause, int | None):
                 continue
             if kind == "waiting":

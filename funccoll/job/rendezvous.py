@@ -1,9 +1,9 @@
-"""Rendezvous: the processes of a job on one host find each other, and get one piece of memory that they share.
+"""Rendezvous: the processes of a job on one host find each other, and get one piece of shared memory.
 
-Rank 0 listens on a Unix socket in the abstract namespace (not a file, so nothing can be left behind), named by the
-user and the run; every other rank connects and says handshake. When all are there, each gets the shared memory as a file
-descriptor. The sockets stay open: `watch` sees on them which rank has died. Packets (SOCK_SEQPACKET) keep messages whole:
-one JSON object each.
+Rank 0 listens on a Unix socket in the abstract namespace (not a file, so nothing can be left behind). The user and the run name
+it. Every other rank connects and sends its handshake. When all are there, each gets the shared memory as a file descriptor. The
+sockets stay open, and the failure detector sees on them which rank has died. Packets (SOCK_SEQPACKET) keep messages whole: one
+JSON object each.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ __all__ = ["JoinedJob", "meet", "positive_number"]
 class JoinedJob:
     """A job that all processes have joined: sockets by rank (rank 0's to each, theirs to it), and its host's memory if any.
 
-    Rank 0's `coordinator` goes on to listen. `profile` is its machine profile in plain values, if it has one. `hosts` has the
+    Rank 0's `coordinator` keeps listening. `profile` is its machine profile in plain values, if it has one. `hosts` has the
     host of each rank, numbered in the order of first appearance. `connected`: whether the ranks know each other, so that rank 0
-    introduces none. `sharing`: the number of processes on this machine, whose hosts may be its containers.
+    introduces none. `sharing`: the number of processes on this machine; its hosts may be containers.
     """
 
     job: JobSpec
@@ -47,7 +47,7 @@ class JoinedJob:
 
     @property
     def local_ranks(self) -> tuple[int, ...]:
-        """The ranks of this process's host, which share its memory."""
+        """The ranks of this process's host. They share its memory."""
         return tuple(rank for rank, host in enumerate(self.hosts) if host == self.hosts[self.job.rank])
 
     @property
@@ -57,7 +57,7 @@ class JoinedJob:
 
     @contextmanager
     def closed_on_error(self) -> Iterator[None]:
-        """Close the sockets when the block raises: the others then see that this rank has ended."""
+        """Close the sockets if the block raises. The others then see that this rank has ended."""
         try:
             yield
         except BaseException:
@@ -69,7 +69,7 @@ class JoinedJob:
 
 
 def positive_number(variable: Variable, unit: str) -> float:
-    """The number in an environment variable. Raises RendezvousError when it says something else."""
+    """The number in an environment variable. Raises RendezvousError if it has something else."""
     text = variable.read()
     try:
         number = float(text)
@@ -83,11 +83,11 @@ def positive_number(variable: Variable, unit: str) -> float:
 def meet(job: JobSpec, timeout: float, arena: int, create: Callable[[int], int] | None) -> JoinedJob:
     """Meet all processes of the job.
 
-    `arena` is the most bytes of address space per rank that this process can map; rank 0 calls `create` with the
-    smallest of them all, and it returns the file descriptor of the memory. Without `create` nothing is shared.
+    `arena` is the most bytes of address space per rank that this process can map. Rank 0 calls `create` with the smallest arena
+    of all, and it returns the file descriptor of the memory. Without `create` nothing is shared.
 
-    Raises: RendezvousError when some have not connected after `timeout` seconds, or were not started as one job; it
-    names them, on every rank that connected.
+    Raises: RendezvousError if some have not connected after `timeout` seconds, or were not started as one job. It names them,
+    on every rank that connected.
     """
     with EndedRanks(os.environ if job.gives_grace else {}, job.rank) as ended:
         if job.rank == 0:

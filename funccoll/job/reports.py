@@ -1,10 +1,10 @@
 """Reports of ranks to the command or notebook that started them: joined, left, and the exception that ends one.
 
-A rank that waits for the others asks it which of them have ended, and is told when one does.
+A rank that waits for the others asks it which of them have ended, and is notified when one does.
 
-The launcher has a datagram socket in the abstract namespace, named by the user and the run; a rank finds the name in its
-environment. Ranks on other hosts cannot reach it: they write their reports to their stderr, which the launcher reads. Standard
-library only.
+The launcher has a datagram socket in the abstract namespace, named by the user and the run. A rank finds the name in its
+environment. Ranks on other hosts cannot reach it: they write their reports to their stderr, and the launcher reads that.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Mailbox:
         self._socket.bind(f"\0{self.name}")
 
     def fileno(self) -> int:
-        """The descriptor that is readable when there are reports."""
+        """The descriptor that is readable if there are reports."""
         return self._socket.fileno()
 
     def receive(self) -> list[dict[str, Any]]:
-        """The reports that have come, each with its `sender`. Those of other users, and what is not a report, are dropped."""
+        """The reports that have come, each with its `sender`. Reports of other users, and what is not a report, are dropped."""
         found = []
         while True:
             try:
@@ -63,17 +63,17 @@ class Mailbox:
                     found.append({**message, "sender": sender})
 
     def tell_ended(self, ranks: Mapping[int, bool], receiver: bytes) -> None:
-        """Tell a rank that waits for others which of them have ended, and of each whether it followed another."""
+        """Send the ended ranks to a rank that waits for others, and for each whether it followed another."""
         with suppress(OSError):
             self._socket.sendto(json.dumps(sorted(ranks.items())).encode(), receiver)
 
     def close(self) -> None:
-        """Receive no longer."""
+        """Stop receiving."""
         self._socket.close()
 
 
 def report(environment: Mapping[str, str], rank: int, kind: str, **fields: Any) -> bool:
-    """Send a report of this rank; False where no launcher listens."""
+    """Send a report of this rank. Returns False if no launcher listens."""
     name = config.REPORTS.read(environment)
     if not name:
         return False
@@ -94,9 +94,9 @@ def _packed(environment: Mapping[str, str], rank: int, kind: str, **fields: Any)
 
 
 class EndedRanks:
-    """The ranks whose processes have ended, as the launcher tells one that waits for them; none where no launcher listens.
+    """The ended ranks, as the launcher reports them to a rank that waits; none if no launcher listens.
 
-    A context manager: the launcher tells of no more after the block.
+    A context manager. After the block the launcher reports no more.
     """
 
     def __init__(self, environment: Mapping[str, str], rank: int):
@@ -118,7 +118,7 @@ class EndedRanks:
             self._socket = channel
 
     def register(self, selector: selectors.BaseSelector) -> None:
-        """Let a selector tell when `ranks` has something new."""
+        """Let a selector notice when `ranks` has something new."""
         if self._socket is not None:
             selector.register(self._socket, selectors.EVENT_READ, self)
 
@@ -135,7 +135,7 @@ class EndedRanks:
         return set(self._ranks)
 
     def causes(self, ranks: set[int]) -> set[int]:
-        """The ones of these which did not end because another had; all of them where each did."""
+        """The ranks of these that did not end because of another; all of them if each did."""
         return {rank for rank in ranks if not self._ranks.get(rank)} or ranks
 
     def __enter__(self) -> EndedRanks:

@@ -1,4 +1,4 @@
-"""RPC between ranks: questions, which a rank's watch thread answers, also when its other threads wait, or run for long."""
+"""RPC between ranks: a rank's failure detector answers questions even while its other threads wait or run for long."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _LONGEST = 16_000  # characters of a stack
 
 
 class Question:
-    """A question of this rank's to some others. Answers are taken as long as it exists, however late they come."""
+    """A question of this rank's to some others. Answers are accepted as long as it exists, however late they come."""
 
     def __init__(self, ranks: Iterable[int], ask: Callable[[int], bool]):
-        """`ask` sends it to a rank; False when that cannot be."""
+        """`ask` sends it to a rank, and returns False if that is impossible."""
         self.answers: dict[int, dict[str, Any]] = {}
         """The last answer of each rank that `take` has taken."""
         self.arrived: queue.SimpleQueue[tuple[int, dict[str, Any] | None]] = queue.SimpleQueue()
-        """(rank, answer), with None of one from which none is to be expected."""
+        """(rank, answer), with None for a rank that will not answer."""
         self._ranks, self._ask = set(ranks), ask
         self._expected: set[int] = set()
 
     def send(self) -> None:
-        """Ask all of the ranks, also those that have been asked before."""
+        """Ask all of the ranks, even those asked before."""
         self._expected = set(self._ranks)
         for rank in sorted(self._expected):
             if not self._ask(rank):
@@ -52,7 +52,7 @@ class Rpc:
     """This rank's questions and its answers."""
 
     def __init__(self, rank: int, pass_on: Callable[[int, dict[str, Any]], bool]):
-        """`pass_on` sends a message to a rank; False when that cannot be."""
+        """`pass_on` sends a message to a rank, and returns False if that is impossible."""
         self.rank, self._pass_on = rank, pass_on
         self.handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = {
             "where": lambda question: {"text": stacks()[-_LONGEST:]}
@@ -63,7 +63,7 @@ class Rpc:
         self._asked: WeakValues[int, Question] = WeakValues()  # by number
 
     def open(self, ranks: Iterable[int], question: dict[str, Any]) -> Question:
-        """A question to ranks, which is to be sent."""
+        """A question to ranks, yet to be sent."""
         message = {"kind": "ask", "by": self.rank, "number": (number := next(self._numbers)), "question": question}
         ask = lambda rank: rank not in self._ended and self._pass_on(rank, {**message, "of": rank})
         made = self._asked[number] = Question(ranks, ask)
@@ -76,7 +76,7 @@ class Rpc:
         return asked.take(timeout)
 
     def hear(self, message: dict[str, Any]) -> None:
-        """Answer a question, take an answer, or pass either on to the rank for which it is."""
+        """Answer a question, take an answer, or pass either on to its rank."""
         asks = message["kind"] == "ask"
         whose = int(message["of"] if asks else message["by"])
         if whose != self.rank:

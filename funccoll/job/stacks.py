@@ -1,4 +1,4 @@
-"""The stacks of this process's threads as text, for the ranks which wait for it."""
+"""The stacks of this process's threads as text, for ranks that wait for it."""
 
 from __future__ import annotations
 

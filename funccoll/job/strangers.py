@@ -1,7 +1,7 @@
 """Connections of processes that have not identified themselves: not many at a time, and none for long.
 
-Any process that reaches a port or a socket's name can connect, any number of times, and send nothing. Without bounds that takes
-all descriptors of this process, and the processes for which it waits can no longer come.
+Any process that reaches a port or a socket's name can connect, any number of times, and send nothing. Without bounds that would
+use up this process's descriptors. Then the processes that it waits for could not connect any more.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from collections.abc import Callable
 
 __all__ = ["Strangers"]
 
-_PATIENCE = 10.0  # seconds until a connection that has not identified itself is dropped, whatever it has sent
-_FEW = 100  # connections at a time; of a job's own processes as many may come at once as there are
-_FEWEST = 4  # where a process may open few files
+_PATIENCE = 10.0  # seconds until a connection that has not identified itself is dropped, even if it has sent something
+_FEW = 100  # connections at a time; all of a job's own processes may connect at once
+_FEWEST = 4  # if the process may open few files
 
 
 class Strangers:
     """Connections that a listener has let in, in the order in which they came. They are registered with its selector."""
 
     def __init__(self, selector: selectors.BaseSelector, processes: int, forget: Callable[[socket.socket], None] | None = None):
-        """`processes` of the job may come at once, at several addresses each. `forget` is called with each that is dropped."""
+        """`processes` of the job may come at once, at several addresses each. `forget` is called with each dropped
+        connection."""
         self._selector, self._forget = selector, forget
         self._most, (files, _) = _FEW + 4 * processes, resource.getrlimit(resource.RLIMIT_NOFILE)
         if files != resource.RLIM_INFINITY:  # most are for what this process itself opens
@@ -35,11 +36,11 @@ class Strangers:
         return channel in self._until
 
     def accept(self, let_in: Callable[[], socket.socket | None]) -> None:
-        """Take what `let_in` accepts, if it has not gone, or been refused, meanwhile.
+        """Take what `let_in` accepts, unless it has gone, or been rejected, meanwhile.
 
-        The oldest are dropped when there are too many, and when this process may open no more files.
+        If there are too many, or this process may open no more files, the oldest are dropped.
 
-        Raises: OSError (EMFILE, ENFILE) when it may not, and none of its files is a stranger's.
+        Raises: OSError (EMFILE, ENFILE) if it may not, and none of its files is a stranger's.
         """
         while True:
             try:
@@ -59,7 +60,7 @@ class Strangers:
             self._drop_oldest()
 
     def admit(self, channel: socket.socket) -> None:
-        """Keep a connection that has identified itself: it is not a stranger's any more."""
+        """Keep a connection that has identified itself. It is no longer a stranger's."""
         del self._until[channel]
 
     def drop(self, channel: socket.socket) -> None:
@@ -83,7 +84,7 @@ class Strangers:
             self._drop_oldest()
 
     def close(self) -> None:
-        """Close all of them with the selector. It is left as it is: in a forked child, it is the parent's too."""
+        """Close all of them with the selector. The selector is left as it is: in a forked child, it is the parent's too."""
         for channel in self._until:
             channel.close()
 

@@ -1,8 +1,8 @@
-"""Connections between hosts: a port on all addresses of this host, callers that know the job's secret, and finding each other.
+"""Connections between hosts: a port on all addresses of this host, callers that know the job's secret, and mutual discovery.
 
-Both sides prove that they know the secret, by HMACs of two nonces, and the rank that answers is part of what it proves: on
-another host the same address may be another process, also one of this job. Until then each side takes the other for a stranger:
-it reads a fixed number of bytes, of a fixed form, and compares them. Nothing of a stranger's is parsed.
+Both sides prove that they know the secret, by HMACs of two nonces. The proof includes the rank that answers: on another host
+the same address may be another process, even one of this job. Until then each side takes the other for a stranger. It reads a
+fixed number of bytes, of a fixed form, and compares them. Nothing from a stranger is parsed.
 
     the caller: _MAGIC, its nonce        the listener: its nonce, its proof         the caller: its proof
 """
@@ -30,8 +30,8 @@ _MAGIC = b"funccoll"  # the first bytes of a caller
 _NONCE, _PROOF = 32, 32  # bytes
 _UP, _LOOPBACK = 1, 8  # <net/if.h>
 _ADDRESS_IN = {int(socket.AF_INET): (4, 4), int(socket.AF_INET6): (8, 16)}  # offset and bytes in a struct sockaddr, by family
-_PAUSE = 0.02  # seconds until addresses that refused are called again
-_ATTEMPT = 10.0  # seconds until all are called again: the right one may have dropped this caller, and a wrong one say nothing
+_PAUSE = 0.02  # seconds until addresses that rejected a call are called again
+_ATTEMPT = 10.0  # seconds until all are called again: the right one may have dropped this caller, and a wrong one be silent
 _LOOK = 0.1  # seconds between two looks at other things while addresses are silent
 _KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -42,8 +42,8 @@ _KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_SNDBUF, 256 << 10),
 )
-"""The kernel notices a link that is down, or a host that is gone, within about 3 s, whatever Python is doing; and the send
-buffer has room for tracebacks, because nothing waits for a peer to read."""
+"""The kernel notices a link that is down, or a host that is gone, within about 3 s, whatever Python is doing. The send buffer
+has room for tracebacks, because no rank waits for a peer to read."""
 
 
 class _InterfaceAddress(ctypes.Structure):
@@ -62,7 +62,8 @@ _InterfaceAddress._fields_ = [
 
 
 def host_addresses() -> list[str]:
-    """This host's IPv4 and IPv6 addresses, those of loopback last; without link-local ones, which need an interface's name."""
+    """This host's IPv4 and IPv6 addresses, those of loopback last. Link-local ones are left out: they need an interface's
+    name."""
     libc = ctypes.CDLL(None, use_errno=True)
     first = ctypes.POINTER(_InterfaceAddress)()
     if libc.getifaddrs(ctypes.byref(first)) != 0:
@@ -91,7 +92,7 @@ def _prove(secret: bytes, side: bytes, rank: int, *nonces: bytes) -> bytes:
 
 
 class ListeningSocket:
-    """A port on which rank `rank` is called by others that know `secret`."""
+    """A port for rank `rank`. Callers must know `secret`."""
 
     def __init__(self, rank: int, secret: bytes):
         self.rank, self.secret = rank, secret
@@ -104,7 +105,7 @@ class ListeningSocket:
         self._expected: dict[socket.socket, bytes] = {}  # the proof of each caller that has not given it; b"" before its nonce
 
     def accept(self) -> FramedSocket:
-        """The next caller; it has yet to prove that it knows the secret. Raises OSError when it has gone."""
+        """The next caller. It has yet to prove that it knows the secret. Raises OSError if it has gone."""
         accepted, _ = self.listener.accept()
         caller = FramedSocket(fileno=accepted.detach())
         try:
@@ -116,9 +117,9 @@ class ListeningSocket:
         return caller
 
     def hear(self, caller: FramedSocket) -> dict[str, Any] | None:
-        """The next message of a caller; {} while it proves that it knows the secret, None when it does not, or has gone.
+        """The next message of a caller; {} while it proves that it knows the secret, None if it does not, or has gone.
 
-        Raises: BlockingIOError when there is none yet.
+        Raises: BlockingIOError if there is none yet.
         """
         if caller not in self._expected:
             return receive(caller)[0]
@@ -131,7 +132,7 @@ class ListeningSocket:
         return {} if known else None
 
     def _prove_each_other(self, caller: FramedSocket) -> bool:
-        """Take the next step with a caller; False when it does not know the secret, or has gone."""
+        """Take the next step with a caller. Returns False if it does not know the secret, or has gone."""
         expected = self._expected[caller]
         if expected:
             proof = caller.receive_bytes(_PROOF)
@@ -147,7 +148,7 @@ class ListeningSocket:
         return caller.send_bytes(mine + _prove(self.secret, b"answers", self.rank, theirs, mine))
 
     def forget(self, caller: socket.socket) -> None:
-        """Forget a caller that has proved what it knows, or is gone."""
+        """Forget a caller that has proved itself, or is gone."""
         self._expected.pop(caller, None)
 
     def close(self) -> None:
@@ -166,9 +167,9 @@ def prepare(channel: socket.socket) -> None:
 def call(
     rank: int, addresses: Sequence[Address], secret: bytes, deadline: float, check: Callable[[], None] = lambda: None
 ) -> FramedSocket | None:
-    """A connection to a rank, at whichever of its addresses answers first with the proof that it is that rank.
+    """A connection to a rank, at the first of its addresses that answers with the proof that it is that rank.
 
-    None when none has at `deadline` (`time.monotonic()`). `check` is called now and then; what it raises ends the call.
+    None if none has at `deadline` (`time.monotonic()`). `check` is called now and then, and what it raises ends the call.
     """
     while True:
         check()
@@ -190,8 +191,8 @@ def _call_once(
                     channel = FramedSocket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
                     selector.register(channel, selectors.EVENT_WRITE)
                     prepare(channel)
-                    channel.connect_ex((host, port))  # what went wrong is told when it is ready
-                except OSError as error:  # also where this host's kernel has no IPv6, which the other's has
+                    channel.connect_ex((host, port))  # what went wrong is reported when it is ready
+                except OSError as error:  # also if this host's kernel has no IPv6, and the other's has
                     if error.errno in (errno.EMFILE, errno.ENFILE):
                         raise
             while winner is None and selector.get_map() and time.monotonic() < deadline:
@@ -224,7 +225,7 @@ def _call_once(
 
 
 def _has_answered(rank: int, channel: FramedSocket, secret: bytes, mine: bytes) -> bool | None:
-    """True when a rank has proved that it is the one, and been told the same of the caller; None when it goes on."""
+    """True if a rank has proved that it is the one, and has the proof of the caller; None while that goes on."""
     try:
         answer = channel.receive_bytes(_NONCE + _PROOF)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""A limit to the time of a call into C that keeps Python's lock: until it returns, no thread of Python and no handler runs.
+"""A time limit for a call into C that holds the GIL: until it returns, no thread of Python and no handler runs.
 
 Timers of the C library then call its own functions of one argument: one prints the error, and one ends the process.
 """
@@ -15,7 +15,7 @@ __all__ = ["end_process_after"]
 
 _SIGEV_THREAD = 2  # <signal.h>
 _TO_PRINT = 0.2  # seconds from the error to the end
-_CODE = 1  # which an uncaught exception has too
+_CODE = 1  # the same as that of an uncaught exception
 
 
 class _Event(ctypes.Structure):
@@ -33,11 +33,11 @@ class _Event(ctypes.Structure):
 
 @contextmanager
 def end_process_after(seconds: float, error: str) -> Iterator[None]:
-    """Print `error` and end this process when the block takes longer than `seconds`."""
-    libc = ctypes.CDLL("librt.so.1", use_errno=True)  # with libc, to which the timers belong since glibc 2.34
+    """Print `error` and end this process if the block takes longer than `seconds`."""
+    libc = ctypes.CDLL("librt.so.1", use_errno=True)  # with libc, which has the timers since glibc 2.34
     text = ctypes.create_string_buffer(error.replace("%", "%%").encode())  # it is a format
     with ExitStack() as timers:
-        timers.callback(lambda: text)  # which lives as long as they do
+        timers.callback(lambda: text)  # it lives as long as they do
         timers.callback(_timer(libc, seconds, libc.warnx, ctypes.addressof(text)))
         timers.callback(_timer(libc, seconds + _TO_PRINT, libc._exit, _CODE))
         yield

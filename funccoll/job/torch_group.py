@@ -1,6 +1,6 @@
-"""The default group of torch.distributed, where the program has made one: its rank and size, and words through its store.
+"""The default group of torch.distributed, if the program has made one: its rank and size, and words through its store.
 
-torch is never imported here.
+This module never imports torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["TorchGroup", "agree_on_run", "default_group"]
 
 _LATE = 5.0  # seconds that the others wait longer than rank 0, which knows which ranks are missing
 _LONGEST_PAUSE = 0.02  # seconds between two looks at the store
-_AGREEMENTS = itertools.count()  # each has keys of its own: a store may outlive a group
+_AGREEMENTS = itertools.count()  # each has its own keys: a store may outlive a group
 
 
 class TorchGroup(NamedTuple):
@@ -40,7 +40,7 @@ class TorchGroup(NamedTuple):
 
 
 def default_group() -> TorchGroup | None:
-    """Torch's default group, None where torch.distributed is not initialized."""
+    """Torch's default group; None if torch.distributed is not initialized."""
     distributed = sys.modules.get("torch.distributed")
     is_initialized = getattr(distributed, "is_initialized", None)  # a torch without it, or one that is being imported
     if is_initialized is None or not is_initialized():
@@ -50,11 +50,11 @@ def default_group() -> TorchGroup | None:
 
 
 def agree_on_run(launched: JobSpec, timeout: float) -> JobSpec:
-    """The job of all processes of the group, with a new name for the run; all of them call it.
+    """The job of all processes of the group, with a new name for the run. All of them call it.
 
-    launched: this process's place, and what its launcher says beyond.
+    launched: this process's place, and the launcher's further words.
 
-    Raises: RendezvousError when some have not come after `timeout` seconds; it names them.
+    Raises: RendezvousError if some have not come after `timeout` seconds. It names them.
     """
     store = _store(launched)
     try:
@@ -71,7 +71,7 @@ def agree_on_run(launched: JobSpec, timeout: float) -> JobSpec:
             store.set(f"{prefix}/run", json.dumps(answer))
         else:
             answer = look.answer()
-    except RuntimeError as error:  # of the store: its server has ended, most often
+    except RuntimeError as error:  # of the store: most often its server has ended
         if isinstance(error, RendezvousError):
             raise
         raise RendezvousError(
@@ -96,12 +96,12 @@ def _store(launched: JobSpec) -> Any:
 
 
 def _next_keys(store: Any) -> str:
-    """Beginning of the keys of this agreement: not of one that rank 0 has answered, before this rank came to it."""
+    """Beginning of the keys of this agreement: not of one that rank 0 has answered before this rank came to it."""
     return next(prefix for prefix in (f"funccoll/{n}" for n in _AGREEMENTS) if not store.check([f"{prefix}/run"]))
 
 
 def _place() -> str:
-    """The identity of this machine and network namespace, within which processes find each other's sockets."""
+    """The identity of this machine and network namespace. Within it processes find each other's sockets."""
     try:
         network = os.readlink("/proc/self/ns/net")
     except OSError:
@@ -116,7 +116,7 @@ class _Looks:
         self.store, self.job, self.timeout, self.prefix = store, job, timeout, prefix
 
     def places(self) -> list[str]:
-        """Where each rank is, once all have come. Raises RendezvousError."""
+        """The place of each rank, once all have come. Raises RendezvousError."""
         keys = [f"{self.prefix}/{rank}" for rank in range(self.job.world)]
         if not self._wait(keys, self.timeout, lambda ended: {r for r in ended if not self.store.check([keys[r]])}):
             missing = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
@@ -132,7 +132,8 @@ class _Looks:
         return json.loads(self.store.get(key))
 
     def _wait(self, keys: list[str], timeout: float, matters: Callable[[set[int]], set[int]]) -> bool:
-        """Wait until the store has all keys; False after `timeout` seconds. `matters`: those that are missed of ended ranks."""
+        """Wait until the store has all keys. Returns False after `timeout` seconds. `matters`: the missing keys of ended
+        ranks."""
         pause, end = 0.001, time.monotonic() + timeout
         with EndedRanks(os.environ if self.job.gives_grace else {}, self.job.rank) as ended:
             while not self.store.check(keys):

@@ -1,6 +1,6 @@
-"""Torch's variables for ranks, as torchrun sets them, so that `init_process_group` finds its place without arguments.
+"""Torch's variables for ranks, as torchrun sets them. `init_process_group` then finds its place without arguments.
 
-They repeat what funccoll's own variables say, and a further one marks them as repetitions. Standard library only.
+They repeat funccoll's own variables, and a further one marks them as repetitions. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _HERE = "127.0.0.1"
 
 
 def for_torch(environment: Mapping[str, str], rank: int, n: int, port: int | None) -> dict[str, str]:
-    """The environment with torch's variables for process `rank` of `n`, which are all on this host.
+    """The environment with torch's variables for process `rank` of `n`, all on this host.
 
-    MASTER_ADDR and MASTER_PORT that you have set stay, unless RANK or WORLD_SIZE beside them says that they are another job's.
+    MASTER_ADDR and MASTER_PORT that you have set stay, unless RANK or WORLD_SIZE beside them belong to another job.
     """
     found = {name: value for name, value in environment.items() if not name.startswith("TORCHELASTIC_")}  # of one around this
     if environment.get("RANK") or environment.get("WORLD_SIZE"):
@@ -33,15 +33,15 @@ def for_torch(environment: Mapping[str, str], rank: int, n: int, port: int | Non
 
 
 def are_repetitions(environment: Mapping[str, str]) -> bool:
-    """True when RANK and WORLD_SIZE are those of `for_torch`: another launcher inside this job would have changed them."""
+    """True if RANK and WORLD_SIZE are those of `for_torch`. Another launcher inside this job would have changed them."""
     said = f"{environment.get('RANK')} {environment.get('WORLD_SIZE')}"
     return environment.get(config.SET_TORCH) == said and not environment.get("TORCHELASTIC_RUN_ID")
 
 
 def bound_port() -> socket.socket | None:
-    """A socket on a free port, which keeps that port from other processes; None where there is none.
+    """A socket on a free port, which keeps that port from other processes; None if there is none.
 
-    Torch's store on rank 0 can listen there nevertheless, as long as this socket does not: both reuse addresses.
+    Torch's store on rank 0 can still listen there as long as this socket does not: both reuse addresses.
     """
     with suppress(OSError):  # no descriptor is left, or no loopback
         found = socket.socket()

@@ -95,15 +95,15 @@ SANDBOX = PRELUDE + "from tests.support.ranks.forbidden_calls import forbid\nfor
         (
             ["eventfd2"],
             errno.EPERM,
-            "RendezvousError: rank 0 cannot join the job: the system refuses what that needs ([Errno 1] "
+            "RendezvousError: rank 0 cannot join the job: the system denies what that needs ([Errno 1] "
             "Operation not permitted). A "
-            "sandbox (seccomp) may forbid it, or a limit be reached (`ulimit -a`).",
+            "sandbox (seccomp) may forbid it, or a limit is reached (`ulimit -a`).",
             "",
         ),
         (
             ["clone", "clone3"],
             errno.EAGAIN,
-            "RendezvousError: rank 0 cannot start a thread, which watches the others (can't start new thread). `ulimit -u`",
+            "RendezvousError: rank 0 cannot start the thread that watches the others (can't start new thread). `ulimit -u`",
             "",
         ),
     ],
