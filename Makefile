@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
-.PHONY: demo mpi setup notebooks notebooks-run test test-changed test-table test-fast test-slow test-exhaustive test-without-extension test-newest test-all lint bench gpu-check docs docs-serve clean
+.PHONY: demo mpi setup notebooks notebooks-run test test-changed test-table test-fast test-slow test-exhaustive test-without-extension test-newest test-all lint release bench gpu-check docs docs-serve clean
 
 $(VENV)/pyvenv.cfg:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "funccoll needs Python 3.11 or later; choose one with make PYTHON=python3.12")'
@@ -144,6 +144,10 @@ PORT ?= 8000
 docs-serve: docs
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory docs/_build/html $(PORT)
 
+# An sdist and two wheels in dist/, each tried in a new environment without a compiler: pip needs an index for it.
+release: $(VENV)/.dev
+	$(BIN)/python -m tests.repo.release --out dist
+
 # With the packages of PYTHON, which has CuPy and numba-cuda: builds no environment. PARTS are some of its parts, separated by
 # commas: `first` has what teaches most, `rest` are all others. TOTAL is the seconds that all of them may take, and what does not
 # fit is not begun; COMMIT names what is checked in a copy without .git. The first minutes on a GPU: make gpu-check PARTS=first TOTAL=480
@@ -177,4 +181,4 @@ bench: $(MPI) $(OPENMPI41)
 	$(BIN)/python -m benchmarks.profiles.blame
 
 clean:
-	rm -rf $(VENV) docs/_build docs/reference .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) docs/_build docs/reference .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
