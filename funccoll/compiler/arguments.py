@@ -21,11 +21,11 @@ from ..tracing.trace import sharding_of
 __all__ = ["AUTO", "Arguments", "Options", "Static", "broadcast_specs", "check_specs", "flatten_specs"]
 
 Static = tuple[tuple[int | str, Any, Any], ...]
-"""Static arguments: (position or name, what `distinct` says of the value, value)."""
+"""Static arguments: (position or name, the key of the value by `distinct`, value)."""
 
 
 def distinct(value: Any) -> Any:
-    """A key that keeps apart what Python calls equal: 1, 1.0 and True, 0.0 and -0.0, in tuples too."""
+    """A key that distinguishes values that Python calls equal: 1, 1.0 and True, 0.0 and -0.0, in tuples too."""
     if type(value) is tuple:
         return tuple(map(distinct, value))
     return type(value), repr(value) if type(value) in (float, complex) else value
@@ -33,7 +33,7 @@ def distinct(value: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class _Default:
-    """A parameter that a call leaves out before one that it names: the default stays the value that it is."""
+    """A parameter that a call omits before one that it names: its default is the value."""
 
     value: Any
 
@@ -51,12 +51,12 @@ class _Auto:
         return "fc.AUTO"
 
     def __reduce__(self) -> str:
-        return "AUTO"  # a copy, in a process too, is the same object
+        return "AUTO"  # a copy is the same object, also in another process
 
 
 AUTO = _Auto()
-"""In place of a spec: an argument that is an Array is split as its own sharding says, anything else is whole; a result as the
-program says (`output_layouts`)."""
+"""In place of a spec. An argument that is an Array is split as its own sharding says; any other is whole. A result is split as
+the program says (`output_layouts`)."""
 
 _OF = {"in_specs": "arguments", "out_specs": "results"}
 
@@ -66,7 +66,7 @@ def _is_spec(x: Any) -> bool:
 
 
 def broadcast_specs(specs: Any, tree: Any, what: str, name: str) -> list[Any]:
-    """One spec (a P, or AUTO) for each leaf of `tree`, from specs that are a pytree prefix of it (JAX's rule)."""
+    """Return one spec (a P, or AUTO) for each leaf of `tree`, from specs that are a pytree prefix of it (JAX's rule)."""
     concrete = optree.tree_map(lambda s: P() if s is None else s, specs, is_leaf=_is_spec, none_is_leaf=True)
     try:
         return optree.broadcast_prefix(concrete, tree, is_leaf=lambda x: isinstance(x, P))
@@ -87,7 +87,7 @@ def broadcast_specs(specs: Any, tree: Any, what: str, name: str) -> list[Any]:
 
 
 def check_specs(specs: Any, mesh: Mesh, what: str, name: str) -> None:
-    """Raise for a spec that fits no call: one that is not a `P`, or names an axis that the mesh does not have."""
+    """Raise for a spec that fits no call: one that is not a `P`, or names an axis that the mesh lacks."""
     for spec in optree.tree_leaves(specs, is_leaf=_is_spec, none_is_leaf=True):
         if spec is AUTO:
             continue
@@ -102,7 +102,7 @@ def _check_spec(spec: Any, where: str) -> None:
 
 
 def flatten_specs(specs: Any, where: str) -> tuple[list[Any], optree.PyTreeSpec]:
-    """The specs (a P, or AUTO) of a pytree of them, and its structure. Raises ShardingError for another leaf."""
+    """Return the specs (a P, or AUTO) of a pytree of them, and its structure. Raises ShardingError for another leaf."""
     leaves, treedef = optree.tree_flatten(specs, is_leaf=_is_spec, none_is_leaf=True)
     for spec in leaves:
         if spec is not AUTO:
@@ -128,7 +128,7 @@ class Arguments:
         self.name = getattr(fn, "__name__", type(fn).__name__)
         specs = optree.tree_leaves(in_specs, is_leaf=_is_spec, none_is_leaf=True)
         self.auto = any(spec is AUTO for spec in specs)
-        """True where arguments decide how they are split."""
+        """True if arguments decide how they are split."""
 
     def check(self) -> None:
         """Raise for static or donated arguments that the function does not have."""
@@ -153,11 +153,14 @@ class Arguments:
 
     @functools.cached_property
     def signature(self) -> inspect.Signature | None:
-        """The function's Python signature, or None where it has none."""
+        """The function's Python signature, or None if it has none."""
         return signature_of(self.fn)
 
     def _resolve(self, numbers: tuple[int, ...], count: int) -> set[int]:
-        """Positions from the front; negative ones count from the signature's end (the call's, of `count`, with *args)."""
+        """Return positions from the front.
+
+        Negative ones count from the end of the signature, or with *args from the end of the call's `count`.
+        """
         if self.signature is not None:
             kinds = [p.kind for p in self.signature.parameters.values()]
             if inspect.Parameter.VAR_POSITIONAL not in kinds:
@@ -165,7 +168,7 @@ class Arguments:
         return {n + count if n < 0 else n for n in numbers}
 
     def split(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Static]:
-        """Dynamic positional arguments, and the static ones."""
+        """Return dynamic positional arguments, and the static ones."""
         options = self.options
         if any(k not in options.static_argnames for k in kwargs):
             args, kwargs = self._positional(args, kwargs)
@@ -190,7 +193,7 @@ class Arguments:
         return tuple(a for i, a in enumerate(args) if i not in numbers), tuple(kept)
 
     def _positional(self, args: tuple, named: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        """Keyword arguments in the places of their parameters; static ones without a place stay keywords."""
+        """Return keyword arguments in the places of their parameters; static ones without a place stay keywords."""
         if self.signature is None:
             raise TraceError(f"{self.name} was called with keywords {sorted(named)}, and has no signature to place them.")
         try:
@@ -215,7 +218,7 @@ class Arguments:
         return tuple(positional), keywords
 
     def merge(self, dynamic: Any, static: Static) -> tuple[list[Any], dict[str, Any]]:
-        """The call's positional and keyword arguments again."""
+        """Return the call's positional and keyword arguments again."""
         merged = list(dynamic)
         for where, _, value in static:
             if isinstance(where, int):
@@ -223,12 +226,12 @@ class Arguments:
         return merged, {where: value for where, _, value in static if isinstance(where, str)}
 
     def _positions(self, count: int, static: Static) -> list[int]:
-        """Positions in the call of `count` dynamic arguments."""
+        """Return positions in the call of `count` dynamic arguments."""
         numbers = {where for where, _, _ in static if isinstance(where, int)}
         return [i for i in range(count + len(numbers)) if i not in numbers]
 
     def shardings(self, dynamic: tuple, static: Static) -> list[Sharding]:
-        """One Sharding for each array of the dynamic arguments."""
+        """Return one Sharding for each array of the dynamic arguments."""
         specs = tuple(self.in_specs) if isinstance(self.in_specs, list) else self.in_specs
         if isinstance(specs, tuple) and not isinstance(specs, P):
             positions = self._positions(len(dynamic), static)
@@ -253,7 +256,7 @@ class Arguments:
         ]
 
     def _own_sharding(self, leaf: Any, treedef: optree.PyTreeSpec, position: int, static: Static) -> Sharding:
-        """The sharding of an argument whose spec is AUTO."""
+        """Return the sharding of an argument with the spec AUTO."""
         sharding = sharding_of(leaf)
         if sharding is None:
             return Sharding(self.mesh, P())
@@ -266,11 +269,11 @@ class Arguments:
         return Sharding(self.mesh, sharding.spec)
 
     def describe(self, treedef: optree.PyTreeSpec, position: int, static: Static) -> str:
-        """The name of one array of the arguments in messages: `batch['x'] of step`."""
+        """Return the name of one array of the arguments in messages: `batch['x'] of step`."""
         return f"{names_below(self.parameters(treedef.num_children, static), treedef)[position]} of {self.name}"
 
     def check_number(self, dynamic: Any, treedef: optree.PyTreeSpec, position: int, spec: P, static: Static) -> None:
-        """Raise for a number whose spec has entries, if it is one of a list that was meant as an array: `[[1, 2], [3, 4]]`."""
+        """Raise for a number whose spec has entries, if it is in a list that was meant as an array: `[[1, 2], [3, 4]]`."""
         accessor, node = treedef.accessors()[position], dynamic
         for depth, entry in enumerate(accessor, 1):
             node = entry(node)
@@ -282,13 +285,13 @@ class Arguments:
                 )
 
     def parameters(self, count: int, static: Static) -> list[str]:
-        """The names of `count` dynamic arguments: `batch`, `rest[0]`."""
+        """Return the names of `count` dynamic arguments: `batch`, `rest[0]`."""
         positions = self._positions(count, static)
         names = parameter_names(self.signature, max(positions, default=-1) + 1)
         return [names[p] for p in positions]
 
     def donated(self, dynamic: tuple, static: Static) -> tuple[bool, ...]:
-        """Flags of the arrays of the dynamic arguments: True where the caller gives one up."""
+        """Return flags of the arrays of the dynamic arguments: True if the caller donates the array."""
         out: list[bool] = []
         positions = self._positions(len(dynamic), static)
         count = sum(isinstance(where, int) for where, _, _ in static) + len(dynamic)

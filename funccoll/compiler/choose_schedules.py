@@ -38,12 +38,12 @@ __all__ = [
 ]
 
 LARGE = 256
-"""More ranks than a host has. Above it the choice is made without comparing costs (`_unweighed`); and on an abstract mesh,
-where nothing runs, a schedule is proved only when it is asked for, because proofs take seconds."""
+"""More ranks than a host has. Above it the choice is made without comparing costs (`_unweighed`). On an abstract mesh nothing
+runs, so a schedule is proved only on request, because proofs take seconds."""
 
 
 def check_algorithms(program: Program, mesh: Mesh) -> None:
-    """Raise ScheduleError, at the collective's line, for an algorithm that does not exist, or not for its size or mesh."""
+    """Raise ScheduleError, at the collective's line, for an algorithm that does not exist or does not fit its size or mesh."""
     for eqn in program.collectives():
         name = eqn.params["algorithm"]
         if name is not None:
@@ -58,7 +58,7 @@ def check_algorithms(program: Program, mesh: Mesh) -> None:
 
 
 def _find(eqn: Equation) -> Algorithm:
-    """The algorithm that a collective names, else the first one for its size: of a native one, what runs in its place."""
+    """Return the algorithm that a collective names, else the first for its size; for a native one, its replacement here."""
     from ..schedules.registry import find
 
     name = eqn.params["algorithm"]
@@ -71,7 +71,7 @@ def _hosts_along(eqn: Equation, mesh: Mesh) -> tuple[int, ...]:
 
 
 def _topology(mesh: Mesh, eqn: Equation) -> Topology:
-    """The topology of a collective of a mesh."""
+    """Return the topology of a collective of a mesh."""
     from ..schedules.model.topology import Topology
 
     hosts, size = _hosts_along(eqn, mesh), eqn.params["size"]
@@ -83,10 +83,10 @@ def _topology(mesh: Mesh, eqn: Equation) -> Topology:
 
 
 def choose(eqn: Equation, mesh: Mesh) -> str:
-    """The algorithm for a collective when the user names none: the one that costs least on the mesh's hosts.
+    """Return the algorithm for a collective if the user names none: the cheapest one on the mesh's hosts.
 
-    Of those that are proved, a reduction's is a left fold in rank order on one host, at every size, so that the choice never
-    changes bits there.
+    Only proved algorithms count. On one host a reduction's algorithm is a left fold in rank order at every size, so the choice
+    never changes bits there.
     """
     from ..schedules.model.select import select
 
@@ -104,7 +104,7 @@ def choose(eqn: Equation, mesh: Mesh) -> str:
 
 
 def _unweighed(eqn: Equation, mesh: Mesh) -> str:
-    """The algorithm for more than `LARGE` ranks: the collective's first; on hosts with several ranks the first for these."""
+    """Return the algorithm for more than `LARGE` ranks: the collective's first, or the first for hosts with several ranks."""
     from ..schedules.registry import known
 
     hosts = _hosts_along(eqn, mesh)
@@ -116,14 +116,14 @@ def _unweighed(eqn: Equation, mesh: Mesh) -> str:
 
 
 def predicted_seconds(eqn: Equation, mesh: Mesh) -> float:
-    """The cost model's time for a collective, by the schedule that costs least, or that it names."""
+    """Return the cost model's time for a collective, by the cheapest schedule, or the one that it names."""
     from ..schedules.model.cost import cost
 
     return cost(_chosen(eqn, mesh), _topology(mesh, eqn), _nbytes(eqn)).seconds
 
 
 def measured_seconds(eqn: Equation, mesh: Mesh) -> float | None:
-    """The time that `funccoll tune` has measured for a collective of the same kind and size; None without one."""
+    """Return the time that `funccoll tune` measured for a collective of the same kind and size; None without a measurement."""
     from ..schedules.model.explanation import measured_seconds as measured
 
     how, dtype = lowering(eqn), _narrowest([a.type.dtype for a in eqn.inputs])
@@ -132,7 +132,7 @@ def measured_seconds(eqn: Equation, mesh: Mesh) -> float | None:
 
 
 def _chosen(eqn: Equation, mesh: Mesh) -> Schedule:
-    """The schedule of a collective that costs least, or that it names."""
+    """Return the cheapest schedule of a collective, or the one that it names."""
     from ..schedules.model.select import select
 
     if eqn.params["algorithm"] is not None:
@@ -142,7 +142,7 @@ def _chosen(eqn: Equation, mesh: Mesh) -> Schedule:
 
 
 def explain_choice(eqn: Equation, mesh: Mesh) -> Explanation:
-    """The table of what `choose` weighs for a collective, if the user names no algorithm."""
+    """Return the table of what `choose` compares for a collective, if the user names no algorithm."""
     from ..schedules.model.explanation import explain
 
     how, dtype = lowering(eqn), _narrowest([a.type.dtype for a in eqn.inputs])
@@ -150,24 +150,24 @@ def explain_choice(eqn: Equation, mesh: Mesh) -> Explanation:
 
 
 def _nbytes(eqn: Equation) -> int:
-    """Bytes of the larger of a collective's operands and results on one device, at least 1."""
+    """Return the bytes of the larger of a collective's operands and results on one device, at least 1."""
     return max(1, *(sum(a.type.nbytes for a in side) for side in (eqn.inputs, eqn.outputs)))
 
 
 def _narrowest(dtypes: Sequence[np.dtype]) -> np.dtype | None:
-    """The dtype for which an algorithm is chosen: one of 16 bits restricts the choice."""
+    """Return the dtype for which an algorithm is chosen: one of 16 bits restricts the choice."""
     return next((d for d in dtypes if d.itemsize == 2 and is_inexact(d)), next(iter(dtypes), None))
 
 
 def is_large(program: Program) -> bool:
-    """True when a collective has more than `LARGE` ranks."""
+    """True if a collective has more than `LARGE` ranks."""
     return any(eqn.params["size"] > LARGE for eqn in program.collectives())
 
 
 def schedules_of(program: Program, mesh: Mesh) -> dict[Equation, Schedule]:
-    """The proved schedule of each collective, barriers included, in program order; all have their algorithms by now.
+    """Return the proved schedule of each collective, barriers included, in program order. All have their algorithms by now.
 
-    Raises ScheduleError for a schedule that is wrong, at the line of the move, with a note that names the collective.
+    For a wrong schedule it raises ScheduleError at the line of the move, with a note that names the collective.
     """
     return {eqn: _schedule(eqn, mesh) for eqn in program.collectives()}
 
@@ -183,9 +183,9 @@ def _schedule(eqn: Equation, mesh: Mesh) -> Schedule:
 
 
 def _hosts(found: Algorithm, eqn: Equation, mesh: Mesh) -> dict[str, Any]:
-    """The options with the hosts of a collective's ranks, for a hierarchical algorithm.
+    """Return the options with the hosts of a collective's ranks, for a hierarchical algorithm.
 
-    On one host the first of several axes is taken for the hosts'.
+    On one host, the first of several axes stands for the hosts.
     """
     if not found.is_hierarchical:
         return {}
@@ -207,5 +207,5 @@ def _proved(found: Algorithm, nranks: int, **given: Any) -> Schedule:
 
 
 def is_users(eqn: Equation) -> bool:
-    """True when a collective's algorithm is the user's own, whose name does not determine its moves."""
+    """True if a collective's algorithm is the user's own; its name does not determine its moves."""
     return _find(eqn).is_users

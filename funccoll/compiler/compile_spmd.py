@@ -1,4 +1,4 @@
-"""Functions of one device's blocks, compiled without the specs and Arrays of jit: for libraries with arrays of their own."""
+"""Functions of one device's blocks, compiled without the specs and Arrays of jit: for libraries with their own arrays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Types = Sequence[tuple[tuple[int, ...], np.dtype]]
 
 
 class PythonBlockCall:
-    """See `BlockCall` in `_native.c`, in the place of which it stands."""
+    """The Python form of `BlockCall` in `_native.c`."""
 
     _fits: Callable[[Sequence[Any]], bool] = staticmethod(lambda blocks: False)
 
@@ -36,7 +36,7 @@ class PythonBlockCall:
         run: Callable[..., Any],
         failed: Callable[[BaseException], object],
     ) -> None:
-        """Set the (dtype, shape) of each array, the program that is called with them, and what is told of its exceptions."""
+        """Set the (dtype, shape) of each array, the program to call with them, and the function to call with its exceptions."""
         self._run, self._failed = run, failed
         checks = [f"len(blocks) == {len(types)}"]
         names: dict[str, Any] = {"ndarray": np.ndarray}
@@ -65,23 +65,23 @@ BlockCall: Any = PythonBlockCall if extension is None else extension.BlockCall
 
 
 class SpmdFunction(BlockCall):
-    """A compiled function of this process's blocks: call it with arrays of the types that it was compiled for.
+    """A compiled function of this process's blocks. Call it with arrays of the types that it was compiled for.
 
-    Every process of the mesh must call it. Results are a tuple of arrays which own their memory, in shared memory where a
-    collective wrote them. Raises, before a block is read, ShapeError or DTypeError for one of another shape or dtype, and
-    FunccollError for more or fewer of them.
+    Every process of the mesh must call it. Results are a tuple of arrays that own their memory. Arrays that a collective wrote
+    are in shared memory. Before it reads a block it raises ShapeError or DTypeError for a block of another shape or dtype, and
+    FunccollError for another number of blocks.
     """
 
     def __init__(self, generated: Any, types: Types, label: str, on_host: bool = True):
-        """`on_host`: blocks are arrays of NumPy's; else of a GPU's library."""
+        """`on_host`: blocks are NumPy arrays, else those of a GPU's library."""
         self.run, self.note_exception = generated.run, generated.note_exception
-        """`run` is the function itself, for fast paths whose blocks surely fit; they tell `note_exception` what it raises."""
+        """The function itself, for fast paths with blocks that surely fit. They call `note_exception` with what it raises."""
         self._types, self._label, self._on_host = tuple(types), label, on_host
         if on_host:
             self.expect(tuple([(np.dtype(dtype.type), tuple(shape)) for shape, dtype in types]), self.run, self.note_exception)
 
     def fallback(self, blocks: tuple[Any, ...]) -> Sequence[Any]:
-        """Call it with blocks that are not contiguous arrays of NumPy's, or raise what is wrong with them."""
+        """Call it with blocks that are not contiguous NumPy arrays, or raise what is wrong with them."""
         if len(blocks) != len(self._types):
             raise FunccollError(
                 f"{self._label} was called with {len(blocks)} arrays, and was compiled for {len(self._types)}. Pass as many."
@@ -94,7 +94,7 @@ class SpmdFunction(BlockCall):
             raise
 
     def _block(self, number: int, block: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """A block as the program takes it."""
+        """Return a block as the program takes it."""
         has_type = hasattr(block, "shape") and hasattr(block, "dtype")
         if not has_type or tuple(block.shape) != tuple(shape) or block.dtype != dtype:
             what = f"{block.dtype}{list(block.shape)}" if has_type else f"of type {type(block).__name__}"
@@ -108,9 +108,9 @@ class SpmdFunction(BlockCall):
 def compile_spmd(fn: Callable[..., Sequence[Any]], types: Types, mesh: Mesh, label: str) -> SpmdFunction:
     """Compile `fn(*blocks) -> list of blocks` for blocks of these shapes and dtypes, one of each device.
 
-    Blocks may differ between all devices of the mesh. Processes meet in functions of one label only: it tells equal functions
-    with different purposes apart. `fn` is traced, as by jit; NumPy arrays that it captures are constants of the program. Its
-    collectives have the user's line of this call. Raises what tracing raises.
+    Blocks may differ between all devices of the mesh. Processes match only functions of one label, which distinguishes equal
+    functions with different purposes. `fn` is traced, as by jit; NumPy arrays that it captures are constants of the program.
+    Its collectives have the user's line of this call. Raises what tracing raises.
     """
     varying = frozenset(mesh.axis_names)
     inputs = [ArrayType(shape, dtype, varying) for shape, dtype in types]

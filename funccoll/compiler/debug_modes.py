@@ -1,4 +1,4 @@
-"""Modes of debugging, which change how jitted functions are compiled; a change makes all of them look again."""
+"""Modes of debugging. They change how jitted functions are compiled, so a change makes all of these look up programs again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["MODES", "asked_for"]
 
 
 def asked_for(word: str) -> bool:
-    """True when FUNCCOLL_DEBUG, words with commas between them, has this one."""
+    """True if FUNCCOLL_DEBUG, words with commas between them, has this one."""
     return word in DEBUG.read().lower().replace(" ", "").split(",")
 
 
@@ -23,15 +23,15 @@ class DebugModes:
         self._non_finite: NonFinite | None = None
         self._eager = False
         self.changed: list[Callable[[], None]] = []
-        """Called with every change: fast paths know nothing of modes."""
+        """Called with every change, because fast paths do not know modes."""
 
     @property
     def non_finite(self) -> NonFinite | None:
-        """The search for NaN and inf, None where there is none."""
+        """The search for NaN and inf; None without one."""
         return self._non_finite or (NonFinite() if asked_for("nans") else None)
 
     def search(self, wanted: NonFinite | None) -> NonFinite | None:
-        """Begin or end a search for NaN and inf; returns the one before."""
+        """Begin or end a search for NaN and inf; returns the previous one."""
         before, self._non_finite = self._non_finite, wanted
         check_eagerly(None if wanted is None else eager_check(wanted))
         for forget in self.changed:
@@ -44,7 +44,7 @@ class DebugModes:
         return self._eager
 
     def run_eagerly(self, wanted: bool) -> bool:
-        """Begin or end eager execution; returns the mode before."""
+        """Begin or end eager execution; returns the previous mode."""
         before, self._eager = self._eager, wanted
         for forget in self.changed:
             forget()

@@ -1,4 +1,4 @@
-"""Dispatcher: from the signature of a call to what executes it, with fast paths for calls like those before.
+"""Dispatcher: from the signature of a call to what executes it, with fast paths for repeated calls.
 
 call -> a fast path by position -> one by tree -> a fast key -> the whole signature -> nothing: it is compiled, and kept
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Dispatcher", "clear_dispatchers"]
 
 CACHE_SIZE = 512
-"""The most executables that one jitted function keeps."""
+"""The maximal number of executables that one jitted function keeps."""
 
 _NUMBERS = frozenset((bool, int, float, complex))
 _DISPATCHERS: WeakValues[int, Dispatcher] = WeakValues()
@@ -32,37 +32,37 @@ _DISPATCHERS: WeakValues[int, Dispatcher] = WeakValues()
 class Dispatcher:
     """The executables of one jitted function by the signatures of its calls, and the fast paths to programs among them.
 
-    To read a whole signature takes most of a call's time. So the first call of a program opens fast paths to it, for
-    positional arguments: a fast path of arrays (see `fast_paths.py`), or of the leaves of one pytree; and a key of the leaves'
-    types, which numbers have as well, and signatures that were met longer ago. Quick ways know nothing of debugging modes
-    nor of what is dropped: both close all of them.
+    Reading a whole signature takes most of a call's time. So the first call of a program opens fast paths to it, for positional
+    arguments. One kind is for arrays (see `fast_paths.py`), one for the leaves of one pytree. The third is a key of the leaves'
+    types, for numbers and for signatures of earlier calls. Fast paths know neither debugging modes nor what is dropped: both
+    close all of them.
     """
 
     def __init__(self, fast_paths: list[FastPath]):
-        """`fast_paths`: those by position, which the jitted function tries before anything else (see `Dispatch`)."""
+        """`fast_paths`: those by position, which the jitted function tries first (see `Dispatch`)."""
         self.fast_paths = fast_paths
         self.array_types: set[type] = {Array, np.ndarray}
-        """Types of arrays that have fast keys; CuPy's is added when it is met."""
+        """Types of arrays that have fast keys; CuPy's is added with its first call."""
         self._by_tree: list[tuple[optree.PyTreeSpec, FastPath]] = []
         self._by_fast_key: dict[tuple, Callable[[Sequence[Any]], Any]] = {}
-        self._executables: dict[Hashable, Any] = {}  # what was used last stands last
+        self._executables: dict[Hashable, Any] = {}  # the last used one is the last
         self._closings = 0
         _DISPATCHERS[id(self)] = self
 
     # ------------------------------------------------------------ the whole signature
 
     def find(self, signature: Hashable) -> Any:
-        """Return what executes calls of a signature; None where it is not compiled yet."""
+        """Return what executes calls of a signature; None if it is not compiled yet."""
         found = self._executables.pop(signature, None)
         if found is not None:
             self._executables[signature] = found
         return found
 
     def keep(self, signature: Hashable, executable: Any) -> None:
-        """Keep what executes calls of a signature. When there are too many, the quarter used longest ago is dropped.
+        """Keep what executes calls of a signature. If there are too many, the least recently used quarter is dropped.
 
-        Quick calls leave no mark. So a quarter earlier all calls are made to go the slow way once, which moves what they
-        use to the end.
+        Fast calls leave no record of use. So a quarter earlier, all calls go the slow way once, which moves what they use to
+        the end.
         """
         if len(self._executables) >= CACHE_SIZE:
             for each in list(self._executables)[: CACHE_SIZE // 4]:
@@ -73,7 +73,7 @@ class Dispatcher:
 
     @property
     def executables(self) -> list[Any]:
-        """All that is kept, in the order of use: a `Compiled` for each signature of calls, and what gradients call."""
+        """All that is kept, in the order of use: a `Compiled` for each signature of calls, and the programs of gradients."""
         return list(self._executables.values())
 
     # ------------------------------------------------------------ fast paths
@@ -88,7 +88,7 @@ class Dispatcher:
         return NotImplemented if execute is None else execute(leaves)
 
     def call(self, program: Compiled, args: tuple[Any, ...], leaves: Sequence[Any], treedef: optree.PyTreeSpec) -> Any:
-        """Call a program with positional arguments, given flattened as well, and open fast paths to it for others alike."""
+        """Call a program with positional arguments, also given flattened, and open fast paths to it for similar ones."""
         key = self._fast_key(leaves, treedef)  # before a donated Array gets another layout
         if key is None:
             return program.execute(leaves)
@@ -103,7 +103,7 @@ class Dispatcher:
         return result
 
     def _fast_key(self, leaves: Sequence[Any], treedef: optree.PyTreeSpec) -> tuple | None:
-        """The fast key of leaves that are Arrays, NumPy or CuPy arrays, and numbers, also NumPy's; None for others."""
+        """Return the fast key of leaves that are Arrays, NumPy or CuPy arrays, and numbers, also NumPy's; None for others."""
         key: list[Any] = [treedef]
         array_types = self.array_types
         for leaf in leaves:
@@ -123,14 +123,14 @@ class Dispatcher:
     # ------------------------------------------------------------ what is forgotten
 
     def close_fast_paths(self) -> None:
-        """Make all calls go by their whole signature once more."""
+        """Make all calls use their whole signature once more."""
         self._closings += 1
         self.fast_paths.clear()
         self._by_tree.clear()
         self._by_fast_key.clear()
 
     def clear(self) -> None:
-        """Drop everything, and with it the memory that programs use between calls."""
+        """Drop everything, and thus the memory that programs use between calls."""
         self._executables.clear()
         self.close_fast_paths()
 

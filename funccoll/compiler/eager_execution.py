@@ -32,14 +32,14 @@ __all__ = ["operations_on", "run_eagerly"]
 
 
 class _MeshOperations:
-    """Equations as programs of their own on a mesh, which run as compiled programs do, with the same bits."""
+    """Equations as programs of their own on a mesh. They run as compiled programs do, with the same bits."""
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
         self._programs: dict[Any, Callable[..., Any]] = {}
 
     def run(self, eqn: Equation, values: Sequence[Any]) -> list[Any]:
-        """The results of an equation; a value is one array, or a list with a copy for each device along its axes."""
+        """Return the results of an equation. A value is one array, or a list with a copy for each device along its axes."""
         operands = tuple(
             (a.type.dtype, a.value.tobytes()) if isinstance(a, Literal) else (a.type.shape, a.type.dtype, a.type.varying)
             for a in eqn.inputs
@@ -73,12 +73,12 @@ class _MeshOperations:
 
 @functools.lru_cache(maxsize=8)
 def operations_on(mesh: Mesh) -> _MeshOperations:
-    """The operations of a mesh, which are compiled once."""
+    """Return the operations of a mesh, each compiled once."""
     return _MeshOperations(mesh)
 
 
 def _evaluation_on(mesh: Mesh, inputs: Sequence[Any]) -> Evaluation:
-    """The evaluation of a function on a mesh, with these values of its inputs."""
+    """Return the evaluation of a function on a mesh, with these values of its inputs."""
     operations = operations_on(mesh)
     return Evaluation(operations.run, operations.differing, inputs)
 
@@ -91,7 +91,7 @@ def run_eagerly(
     treedef: optree.PyTreeSpec,
     types: Sequence[LeafType],
 ) -> Any:
-    """Call a function, of which each operation runs at once, on the devices of this process."""
+    """Call a function on the devices of this process; each of its operations runs at once."""
     mesh = function.mesh
     require_devices(mesh)
     if mesh.device_type != "cpu":

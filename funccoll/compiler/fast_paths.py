@@ -1,7 +1,7 @@
-"""Fast paths of compiled programs, one for each signature: it checks arguments, runs it, and wraps its results.
+"""Fast paths of compiled programs, one for each signature. Each checks arguments, runs its program, and wraps the results.
 
-With the C extension a fast path is an object of it. Without, it is a straight-line Python function, made for the signature.
-Both take flat arguments, and return NotImplemented when these are others than they were made for.
+With the C extension a fast path is an object of it. Without, it is a straight-line Python function, generated for the
+signature. Both take flat arguments, and return NotImplemented if these do not fit.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ __all__ = ["MOST_FAST_PATHS", "Dispatch", "FastPath", "make_fast_path"]
 FastPath = Callable[[Sequence[Any]], Any]
 
 MOST_FAST_PATHS = 8
-"""The most fast paths that a jitted function tries one after the other; it finds others by a key."""
+"""The maximal number of fast paths that a jitted function tries one after the other; it finds others by a key."""
 _MOST_IN_PYTHON = 64
-"""The most arguments and results of a generated function: longer ones take long to compile, and their calls longer still."""
+"""The maximal number of arguments and results of a generated function. Longer ones take long to compile, and longer to call."""
 
 
 class PythonDispatch:
@@ -46,7 +46,7 @@ class PythonDispatch:
                     if result is not NotImplemented:
                         return result
             return self.fallback(args, kwargs)
-        except BaseException as error:  # this frame, too, is funccoll's
+        except BaseException as error:  # this frame is funccoll's too
             hide_frames(error)
             raise
 
@@ -67,11 +67,18 @@ def make_fast_path(
     failed: Callable[[BaseException], object],
     packed: Callable[[tuple[Any, ...]], Any] | None = None,
 ) -> FastPath | None:
-    """The fast path for flat arguments like `leaves`, of a program for `layouts`; None for arguments that take more work.
+    """Return the fast path of a program for flat arguments like `leaves`; None for arguments that take more work.
 
-    These are numbers, Arrays of other layouts, and arrays whose dtype is not the machine's own object. `run` is a compiled
-    program, and `packed`, where there is one, the same of a tuple of its arguments; `failed` is called with the exceptions
-    that leave it.
+    More work take numbers, Arrays of other layouts, and arrays whose dtype is not the machine's own object.
+
+    Args:
+        leaves: The flat arguments.
+        layouts: Their layouts.
+        run: The compiled program.
+        out_layouts: The layouts of the results.
+        out_tree: The structure of the results.
+        failed: It is called with the exceptions of the program.
+        packed: `run` as a function of a tuple of its arguments, or None.
     """
     expected = [_expected(leaf, layout) for leaf, layout in zip(leaves, layouts, strict=True)]
     if None in expected:
@@ -86,7 +93,10 @@ def make_fast_path(
 
 
 def _expected(leaf: Any, layout: ArrayLayout) -> Any:
-    """The layout of an Array; of an array of NumPy's (dtype, shape, True for one block, its index, what makes the copies)."""
+    """Return the layout of an Array.
+
+    For a NumPy array return (dtype, shape, True for one block, its index, the maker of copies).
+    """
     if type(leaf) is Array:
         return leaf.layout if leaf.layout.same(layout) else None
     if type(leaf) is np.ndarray and leaf.dtype is layout.dtype:
@@ -104,7 +114,7 @@ def _generate(
     unflatten: Callable[[list[Any]], Any] | None,
     failed: Callable[[BaseException], object],
 ) -> FastPath:
-    """The straight-line function of a signature: half the time of loops over its arguments and results."""
+    """Return the straight-line function of a signature. It takes half the time of loops over arguments and results."""
     names: dict[str, Any] = {
         "Array": Array,
         "ndarray": np.ndarray,
@@ -151,4 +161,4 @@ def call(leaves):
         raise
 """
     exec(compile(source, "<funccoll fast_path>", "exec"), names)
-    return names.pop("call")  # no cycle: what is not used any more gives its memory back at once
+    return names.pop("call")  # no cycle: an unused one returns its memory at once

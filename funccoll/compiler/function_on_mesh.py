@@ -1,4 +1,4 @@
-"""A Python function on a mesh, as `fc.jit` was given it: where its arguments are, their types, and its program for them."""
+"""A Python function on a mesh, as `fc.jit` gets it: where its arguments are, their types, and its program for them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LeafType = tuple[tuple[int, ...], np.dtype, type | None]
 
 
 class FunctionOnMesh:
-    """A function with its mesh, specs and options, which is traced for the arguments of a call.
+    """A function with its mesh, specs and options. It is traced for the arguments of a call.
 
     Arguments come as `Arguments.split` returns them, `dynamic` and `static` ones; `leaves` and `treedef` are the former, flat.
     """
@@ -49,8 +49,8 @@ class FunctionOnMesh:
         self.name = self.arguments.name
         code = getattr(fn, "__code__", None)
         self.source = code and Source(code.co_filename, code.co_firstlineno, self.name)
-        self._widened: set[Source | None] = set()  # lines of which it has warned
-        self._draws = False  # from NumPy's global random state: it has warned of that
+        self._widened: set[Source | None] = set()  # lines that it warned of
+        self._draws = False  # True after a warning of draws from NumPy's global random state
 
     def check_options(self) -> None:
         """Raise for options that can fit no call: an axis, a position or a name that does not exist."""
@@ -66,9 +66,9 @@ class FunctionOnMesh:
     def on_device_of(
         self, leaves: Sequence[Any], treedef: optree.PyTreeSpec, static: Static
     ) -> tuple[FunctionOnMesh, Sequence[Any]]:
-        """The function on the devices where its arguments are, which are arrays of Array's, NumPy's or CuPy's afterwards.
+        """Return the function on the devices of its arguments, and these as Arrays, NumPy or CuPy arrays.
 
-        Raises: DeviceError where some arrays are on a GPU and others in host memory.
+        Raises DeviceError if some arrays are on a GPU and others in host memory.
         """
         places = [device_type_of(leaf) for leaf in leaves]
         if self.mesh.device_type == "cpu" and "cuda" not in places:
@@ -76,7 +76,7 @@ class FunctionOnMesh:
         name = functools.partial(self.arguments.describe, treedef, static=static)
         if self.mesh.device_type == "cpu":
             for i, (leaf, place) in enumerate(zip(leaves, places, strict=True)):
-                if place == "cpu" and getattr(leaf, "shape", ()) != ():  # scalars go along
+                if place == "cpu" and getattr(leaf, "shape", ()) != ():  # scalars are copied along
                     raise DeviceError(
                         f"{name(i)} is in host memory, and {name(places.index('cuda'))} on a GPU: a call runs where all "
                         'its arrays are. Move one of them: fc.device_put(x, mesh, spec, device="cuda"), cupy.asarray(x).'
@@ -89,7 +89,7 @@ class FunctionOnMesh:
         ]
 
     def types_of(self, leaves: Sequence[Any], treedef: optree.PyTreeSpec, static: Static) -> tuple[LeafType, ...]:
-        """The types of the arguments; raises for what is not an array."""
+        """Return the types of the arguments. Raises for an argument that is not an array."""
         return tuple(
             (*shape_and_dtype(leaf, lambda i=i: self.arguments.describe(treedef, i, static)), scalar_type(leaf))
             for i, leaf in enumerate(leaves)
@@ -131,7 +131,7 @@ class FunctionOnMesh:
             ]
 
         weak = [w for _, _, w in types]
-        quiet = self._draws or evaluation is not None or self.mesh.process  # below: one of the processes of a job warns
+        quiet = self._draws or evaluation is not None or self.mesh.process  # below, only one of the processes of a job warns
         draws = None if quiet else watched_draws(self.name, self.source)
         # The program does not depend on the named scopes around its first call.
         with (
@@ -154,7 +154,7 @@ class FunctionOnMesh:
                     raise self._forgotten_in_specs(error, *error.equal_operand) from None
                 raise
         self._draws = self._draws or bool(draws and draws.found)
-        if not self.mesh.process:  # the processes of a job trace the same lines: the first one alone warns
+        if not self.mesh.process:  # the processes of a job trace the same lines: only the first one warns
             widenings.warn(self._widened)
         check_algorithms(program, self.mesh)
         for value in captured:
@@ -189,7 +189,7 @@ class FunctionOnMesh:
         return TracedFunction(program, signature)
 
     def _forgotten_in_specs(self, error: VaryingError, stated: str, axes: str) -> VaryingError:
-        """The error about a collective's equal operand in words for a function whose arguments are whole by default."""
+        """Return the error about a collective's equal operand in words for a function whose arguments are whole by default."""
         told = VaryingError(
             f"{stated}. No in_specs were given to fc.jit, so every argument of {self.name} is whole on each device: was "
             f"in_specs=P({axes}) forgotten? If not, drop the collective.",
@@ -198,7 +198,7 @@ class FunctionOnMesh:
         return told.with_traceback(error.__traceback__)
 
     def _check_output(self, value: Any, sharding: Sharding, tree: optree.PyTreeSpec, position: int) -> Any:
-        """Return the output, varying over exactly its spec's axes. Raises OutSpecsError when it varies over more."""
+        """Return the output, varying over exactly its spec's axes. Raises OutSpecsError if it varies over more."""
         type = value_type(value)
         where = path_name("result", tree, position)
         extra = type.varying - sharding.varying

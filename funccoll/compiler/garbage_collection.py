@@ -1,4 +1,4 @@
-"""Python's search for cycles of objects, which tracing and compiling put off."""
+"""Pauses of Python's search for cycles of objects, during tracing and compiling."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["without_garbage_collection"]
 
 
 class _Pause:
-    """The pause of this process; only what found the search enabled enables it again."""
+    """The pause of this process. Only a pause that found the search enabled enables it again."""
 
     on = False
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        """Put the search off: passes make many objects which live on, and each search would visit them all."""
+        """Pause the search: passes make many objects that live on, and each search would visit them all."""
         if not gc.isenabled():  # the user's choice, or another thread's pause
             yield
             return
@@ -30,7 +30,7 @@ class _Pause:
             self.on = False
 
     def in_child(self) -> None:
-        """End the pause in a forked child, in which the thread that began it may not exist."""
+        """End the pause in a forked child, because the thread that began it may not exist there."""
         if self.on:
             gc.enable()
 

@@ -26,7 +26,7 @@ __all__ = ["checks_passes", "generate"]
 
 
 def checks_passes() -> bool:
-    """True when the user wants every program checked after every pass."""
+    """True if the user wants every program checked after every pass."""
     return CHECK.read() == "1"
 
 
@@ -39,21 +39,21 @@ def generate(
     arguments: Sequence[str] = (),
     results_are_arrays: bool = False,
 ) -> tuple[GeneratedProgram, list[int]]:
-    """Return a program's code for this process, and the positions of the inputs that it overwrites: donated ones.
+    """Return a program's code for this process, and the positions of the donated inputs that it overwrites.
 
     `arguments` are the names of the inputs in messages. `results_are_arrays`: see `codegen.compile_program`.
     """
     ordered = at_all_depths(lambda p: drop_barriers(group_collectives(snapshots(p))))(program)
     if checks_passes():
         ordered.check()
-    of_results = {eqn.outputs or eqn: schedule for eqn, schedule in schedules.items()}  # operands may be others by now
+    of_results = {eqn.outputs or eqn: schedule for eqn, schedule in schedules.items()}  # operands may have changed by now
     schedules = {eqn: of_results[eqn.outputs or eqn] for eqn in ordered.collectives()}
     transport, virtual = transport_of(mesh), mesh.is_fully_addressable
     on_cpu = mesh.device_type == "cpu"
     given_up = frozenset(v for v, given in zip(ordered.inputs, donated, strict=False) if given and on_cpu)
     buffers = plan_buffers(ordered, aliases=virtual, publishes=on_cpu, donated=given_up)
     search = MODES.non_finite if on_cpu else None
-    if search is not None:  # it describes the operands afterwards
+    if search is not None:  # the search describes operands after the operation
         buffers = buffers.without_reuse()
     overwritten = [i for i, v in enumerate(ordered.inputs) if v in buffers.overwritten]
     names: dict[Atom, str] = dict(zip(ordered.inputs, arguments, strict=False))

@@ -65,7 +65,7 @@ class Jitted(Dispatch, Generic[Params, R]):
         self._plain = not (options.static_argnums or options.static_argnames)
         self.dispatcher = Dispatcher(self.fast_paths)
 
-    def __reduce__(self) -> Any:  # an object of C is copied by it alone; what was compiled stays behind
+    def __reduce__(self) -> Any:  # an object of C is copied only by this; programs are not copied
         return type(self), (self.fn, self.mesh, self.in_specs, self.out_specs, self._function.options)
 
     # ------------------------------------------------------------ calling
@@ -77,7 +77,7 @@ class Jitted(Dispatch, Generic[Params, R]):
             ...
 
     def fallback(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call it with arguments that do not fit its fast paths: pytrees, numbers, and what it has not met."""
+        """Call it with arguments that do not fit its fast paths: pytrees, numbers, and new signatures."""
         try:
             if self._plain and not kwargs:
                 given: Any = args
@@ -86,7 +86,7 @@ class Jitted(Dispatch, Generic[Params, R]):
                 if result is not NotImplemented:
                     return result
             return self._compile_and_call(args, kwargs)
-        except BaseException as error:  # costs nothing where there is none, other than user_frames
+        except BaseException as error:  # costs nothing without an exception; user_frames would
             hide_frames(error)
             raise
 
@@ -226,7 +226,7 @@ class _Bound:
 
 
 def _tuple(option: str, value: Any, kind: type) -> tuple:
-    """An option that is one number (or name), or several."""
+    """Return an option that is one number (or name), or several, as a tuple."""
     found = (value,) if isinstance(value, (int, str)) else value
     if not isinstance(found, (tuple, list)) or not all(isinstance(v, kind) and not isinstance(v, bool) for v in found):
         what = "argument positions, such as 0 or (0, 2)" if kind is int else 'argument names, such as "n" or ("n", "mode")'

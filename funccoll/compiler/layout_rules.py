@@ -1,6 +1,6 @@
-"""Rules of layouts: for each primitive, to which dimension of its result a dimension of an operand goes.
+"""Rules of layouts: for each primitive, the dimension of its result to which a dimension of an operand goes.
 
-`output_layouts` says what a layout is, and has the rules of primitives that run programs.
+`output_layouts` defines layouts, and has the rules of primitives that run programs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = ["RULES", "DimensionLayout", "Loss", "Part", "Rule", "merged", "rule_o
 
 @dataclass(frozen=True)
 class Loss:
-    """The reason why the dimension that an axis splits is not known, and the user's line."""
+    """The reason why it is unknown which dimension an axis splits, and the user's line."""
 
     what: str
     source: Source | None = field(default=None, compare=False)
@@ -52,7 +52,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class DimensionLayout:
-    """For each dimension of a value the mesh axes that split it, the outermost first; and the axes that are lost."""
+    """For each dimension of a value, the mesh axes that split it, the outermost first; and the axes that are lost."""
 
     rows: tuple[tuple[str, ...], ...]
     lost: Mapping[str, Loss] = field(default_factory=dict)
@@ -73,9 +73,9 @@ Rule = Callable[[Equation, Sequence[DimensionLayout]], Sequence[DimensionLayout]
 
 
 def without(layout: DimensionLayout, axes: Iterable[str], lost: Mapping[str, Loss] | None = None) -> DimensionLayout:
-    """The layout without some axes, of which those in `lost` are lost now.
+    """Return the layout without some axes; those in `lost` are lost now.
 
-    Axes that are inside of one that goes do not split their dimension into neighbouring parts any more: they are lost.
+    An axis inside of one that goes no longer splits its dimension into neighbouring parts: it is lost.
     """
     gone, now = set(axes), {**layout.lost, **(lost or {})}
     rows = []
@@ -88,7 +88,7 @@ def without(layout: DimensionLayout, axes: Iterable[str], lost: Mapping[str, Los
 
 
 def merged(eqn: Equation, ndim: int, parts: Sequence[Part]) -> DimensionLayout:
-    """The layout of a result whose elements are computed from those of all operands at the same place."""
+    """Return the layout of a result whose elements are computed from those of all operands at the same place."""
     lost: dict[str, Loss] = {}
     found: list[list[tuple[str, ...]]] = [[] for _ in range(ndim)]
 
@@ -117,19 +117,19 @@ def merged(eqn: Equation, ndim: int, parts: Sequence[Part]) -> DimensionLayout:
 
 
 def rule_of(primitive: Primitive) -> Rule:
-    """The rule of a primitive that runs no program."""
+    """Return the rule of a primitive that runs no program."""
     return RULES.get(primitive) or (_without_rule if primitive.ufunc is None else _elementwise)
 
 
 def _without_rule(eqn: Equation, ins: Sequence[DimensionLayout]) -> list[DimensionLayout]:
-    """Results of copies are copies; of anything else nothing is known."""
+    """Results of copies are copies; of other values nothing is known."""
     what = f"there is no rule for {eqn.primitive.name}"
     parts = [(layout, [what] * len(layout.rows)) for layout in ins]
     return [merged(eqn, v.type.ndim, parts) for v in eqn.outputs]
 
 
 def _aligned(shape: Sequence[int], result: Sequence[int], first: int = 0) -> list[Target]:
-    """Where broadcasting takes an operand's dimensions: to the last ones of `result`, which are numbered from `first`."""
+    """Return where broadcasting takes an operand's dimensions: to the last ones of `result`, numbered from `first`."""
     lead = len(result) - len(shape)
     return [
         first + lead + d if n == result[lead + d] else "a dimension of one element is repeated" for d, n in enumerate(shape)
@@ -155,7 +155,7 @@ def _moved(eqn: Equation, ins: Sequence[DimensionLayout], *targets: Sequence[Tar
 
 
 def _but(ndim: int, dims: Iterable[int], what: str) -> list[Target]:
-    """The same dimensions, of which some lose the axes that split them."""
+    """Return the same dimensions; some lose the axes that split them."""
     return [what if d in dims else d for d in range(ndim)]
 
 
@@ -181,7 +181,7 @@ def _transposed(eqn: Equation, ins: Sequence[DimensionLayout]) -> list[Dimension
 
 
 def _reshaped(eqn: Equation, ins: Sequence[DimensionLayout]) -> list[DimensionLayout]:
-    """Dimensions that become others together are a row of elements, of which the first dimension makes consecutive blocks."""
+    """Dimensions that become others together are a row of elements. Its first dimension makes consecutive blocks."""
     (old,), new = _shapes(eqn), eqn.outputs[0].type.shape
     targets: list[Target] = ["reshape takes it apart, or leaves open where it goes"] * len(old)
     if 0 not in old:
@@ -234,9 +234,10 @@ _INDEX = "an index into the split dimension counts in each device's block"
 
 
 def _region(ndim: int, recipe: Recipe, arrays: Sequence[tuple[int, ...]]) -> tuple[list[Target], tuple[int, ...], int]:
-    """Where NumPy's rules of indexing take dimensions.
+    """Return where NumPy's rules of indexing take dimensions.
 
-    The target of each dimension of what is indexed, the shape to which the index arrays broadcast, and their first dimension.
+    Returns the target of each dimension of the indexed array, the shape to which the index arrays broadcast, and their first
+    dimension.
     """
     entries = [*recipe, *[("slice", None, None, None)] * (ndim - sum(e[0] != "new" for e in recipe))]
     kinds = [entry[0] for entry in entries]
@@ -264,7 +265,7 @@ def _getitem(eqn: Equation, ins: Sequence[DimensionLayout]) -> list[DimensionLay
 
 
 def _piece(shape: Sequence[int], v: Sequence[int], arrays: Sequence[tuple[int, ...]], recipe: Recipe) -> list[list[Target]]:
-    """The targets of a value, and of index arrays, that are put into an array of `shape`."""
+    """Return the targets of a value, and of index arrays, that are put into an array of `shape`."""
     forward, _, _ = _region(len(shape), recipe, arrays)
     region = result_shape(tuple(shape), recipe, [ArrayType(a, np.dtype(np.int64)) for a in arrays])
     back = {target: d for d, target in enumerate(forward) if isinstance(target, int)}
@@ -295,7 +296,7 @@ def _accumulate(eqn: Equation, ins: Sequence[DimensionLayout]) -> list[Dimension
 
 
 def _optimizer_step(eqn: Equation, ins: Sequence[DimensionLayout]) -> list[DimensionLayout]:
-    """A parameter and its moments stay split as they are, whatever is known of the gradient."""
+    """A parameter and its moments keep their splits, even if nothing is known of the gradient."""
     leaves, made = eqn.params["leaves"], []
     for i, v in enumerate(eqn.outputs):
         parts = [(x, range(v.type.ndim)) for x in (ins[i % leaves], ins[i])]
@@ -319,7 +320,7 @@ def _gathered(eqn: Equation, ins: Sequence[DimensionLayout]) -> list[DimensionLa
 
 
 def _cut(eqn: Equation, ins: Sequence[DimensionLayout]) -> list[DimensionLayout]:
-    """Own blocks of what is equal on all devices along the axes before they take them."""
+    """Own blocks of values that are equal on all devices along the axes before."""
     dim = eqn.params["split_dim"] if "split_dim" in eqn.params else eqn.params["dim"]
     if eqn.params.get("stack") or eqn.params.get("concat_dim") == dim:
         return _scattered(eqn, ins)
@@ -327,7 +328,7 @@ def _cut(eqn: Equation, ins: Sequence[DimensionLayout]) -> list[DimensionLayout]
 
 
 def _scattered(eqn: Equation, ins: Sequence[DimensionLayout]) -> list[DimensionLayout]:
-    """Results whose blocks, side by side, are not what the operation makes of all blocks."""
+    """Results whose blocks, side by side, are not the operation's result for all blocks."""
     loss = Loss(f"the results of {eqn.primitive.name} are not one array in blocks", eqn.source)
     made = [without(x, (), dict.fromkeys(eqn.axes(), loss)) for x in ins]
     if eqn.params.get("stack"):

@@ -1,13 +1,13 @@
 """The layouts of a program's results (`out_specs=fc.AUTO`), read off its equations.
 
-Arguments' specs say which mesh axes split each dimension; each primitive's rule says to which dimension of its result a
+Arguments' specs say which mesh axes split each dimension. Each primitive's rule says to which dimension of its result a
 dimension of an operand goes. An axis over which a value varies is in one of three states:
 
 - it *splits* a dimension: the devices' blocks, side by side along it, are the global value;
-- it is *lost*: a sum over the split dimension, its order or an index into it are of each device's block alone;
-- it is neither: devices hold copies (`pvary`), or numbers of their own (`axis_index`), which take any operand's layout.
+- it is *lost*: each device computed a sum over the split dimension, its order, or an index into it from its own block alone;
+- it is neither: devices hold copies (`pvary`), or their own numbers (`axis_index`), which take any operand's layout.
 
-A wrong layout is worse than none: where a rule leaves room for doubt the axis is lost, and stays so until a collective over it.
+A wrong layout is worse than none. If a rule leaves room for doubt, the axis is lost until a collective over it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def layout_of_argument(sharding: Sharding, ndim: int) -> DimensionLayout:
 
 
 def sharding_of_result(layout: DimensionLayout, type: ArrayType, mesh: Mesh, name: str, where: str) -> Sharding:
-    """The sharding of a result; `where` is its place in what the function `name` returns.
+    """Return the sharding of a result; `where` is its place in what the function `name` returns.
 
-    Raises OutSpecsError where it varies over an axis, and nothing says which dimension that splits.
+    Raises OutSpecsError if it varies over an axis, and no dimension is known to be split by it.
     """
     rows = list(layout.rows)
     while rows and not rows[-1]:
@@ -58,7 +58,7 @@ def sharding_of_result(layout: DimensionLayout, type: ArrayType, mesh: Mesh, nam
 
 
 def output_layouts(program: Program, inputs: Sequence[DimensionLayout]) -> list[DimensionLayout]:
-    """The layouts of a program's outputs, from those of its inputs."""
+    """Return the layouts of a program's outputs, from those of its inputs."""
     known: dict[Var, DimensionLayout] = dict(zip(program.inputs, inputs, strict=True))
 
     def read(atom: Atom) -> DimensionLayout:
@@ -77,7 +77,7 @@ def _inner(eqn: Equation, ins: Sequence[DimensionLayout]) -> list[DimensionLayou
 
 
 def _joined_layouts(eqn: Equation, *states: Sequence[DimensionLayout], chosen_by: DimensionLayout | None = None) -> Any:
-    """Layouts that are one or the other; `chosen_by` is the scalar that decides."""
+    """Return layouts that are one or the other; `chosen_by` is the scalar that decides."""
     chosen: list[Part] = [] if chosen_by is None else [(chosen_by, ())]
     return [merged(eqn, len(x[0].rows), [*chosen, *((y, range(len(y.rows))) for y in x)]) for x in zip(*states, strict=True)]
 

@@ -1,4 +1,4 @@
-"""Values as Arrays: device_put, from_local; asarray, without a mesh; and the specs of those that there are: spec_like."""
+"""Values as Arrays: device_put, from_local; asarray, without a mesh; and spec_like, the specs of existing Arrays."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def _concrete_mesh(sharding: Sharding) -> Sharding:
 
 
 def _on(sharding: Sharding, device: str | None, x: Any) -> Sharding:
-    """The sharding on the devices that `device` names, else on GPUs where `x` is on one."""
+    """Return the sharding on the devices that `device` names, else on GPUs if `x` is on one."""
     if device is None and device_type_of(x) == "cuda":
         device = "cuda"
     return sharding if device is None else Sharding(on_device(sharding.mesh, device), sharding.spec)
 
 
 def _value(x: Any, mesh: Mesh, what: str) -> Any:
-    """A value as an array: on a GPU where it is there and the mesh is of GPUs, else in host memory."""
+    """Return a value as an array: on a GPU if it is there and the mesh is of GPUs, else in host memory."""
     if device_type_of(x) != "cuda":
         return to_numpy(x, what)
     if mesh.device_type == "cuda":

@@ -1,8 +1,8 @@
 """Calls of programs on a mesh inside a gradient that is taken outside of it: `fc.grad(lambda w: loss(w, x))` of a jitted loss.
 
-Such a trace is of global values. A call is one equation (`primitives/shard_map_call.py`), whose gradient is two programs on the
-same mesh: one that also returns the residuals, and one from these and the cotangents of the results to those of the arguments.
-Both are compiled once. The cotangent of a value has the value's sharding.
+Such a trace is of global values. A call is one equation (`primitives/shard_map_call.py`). Its gradient is two programs on the
+same mesh. One also returns the residuals. The other goes from these and the cotangents of the results to the cotangents of the
+arguments. Both are compiled once. The cotangent of a value has the value's sharding.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ProgramCall:
         self._compiled: dict[NonFinite | None, Compiled] = {}
 
     def __repr__(self) -> str:
-        return self.name  # in the text of programs: no address
+        return self.name  # for the text of programs: no address
 
     @property
     def compiled(self) -> Compiled:
@@ -80,12 +80,12 @@ class ProgramCall:
         return TracedFunction(self.program, signature).lower().compile()
 
     def run(self, values: Sequence[Any]) -> list[Any]:
-        """The results for concrete arguments: Arrays where they are split, NumPy arrays where they are whole."""
+        """Return the results for concrete arguments: Arrays if they are split, NumPy arrays if they are whole."""
         outs = self.compiled.execute(values)
         return [x if layout.sharding.varying else np.asarray(x) for x, layout in zip(outs, self.out_layouts, strict=True)]
 
     def bind(self, values: Sequence[Any]) -> list[Any]:
-        """Call it with values in any shardings of its mesh: traced ones are brought into its own inside of the program."""
+        """Call it with values in any shardings of its mesh. Traced ones are brought into its own inside of the program."""
         whole = Sharding(self.mesh, P())
         given = tuple(
             (sharding_of(v) or whole) if isinstance(v, Traced) else layout.sharding
@@ -97,7 +97,7 @@ class ProgramCall:
         return bind(shard_map_call_p, *values, call=call)
 
     def _taking(self, given: tuple[Sharding, ...]) -> ProgramCall:
-        """The same function of arguments in other shardings."""
+        """Return the same function of arguments in other shardings."""
         own = [layout.sharding for layout in self.in_layouts]
         if list(given) == own:
             return self
@@ -121,7 +121,7 @@ class ProgramCall:
         return ProgramCall(name, program, ins, outs, self.mesh, self.source, names)
 
     def gradient(self, active: tuple[bool, ...]) -> _Gradient:
-        """Its derivative in the active arguments."""
+        """Return its derivative in the active arguments."""
         found = self._gradients.get(active)
         if found is None:
             found = self._gradients[active] = self._differentiate(active)
@@ -153,7 +153,7 @@ class ProgramCall:
         )
 
     def _stacked(self, type: ArrayType) -> ArrayLayout:
-        """The layout of blocks of a type as one array: they stand one after another in a new first dimension."""
+        """Return the layout of blocks of a type as one array, stacked along a new first dimension."""
         axes = tuple(a for a in self.mesh.axis_names if a in type.varying)
         if not axes:
             return layout_of(type.shape, type.dtype, Sharding(self.mesh, P()))
@@ -196,7 +196,7 @@ RULES[shard_map_call_p] = _rule
 
 @functools.lru_cache(maxsize=256)
 def moved(given: ArrayLayout, wanted: Sharding, source: Source | None) -> ProgramCall:
-    """The redistribution of a global value; `source`, the user's line, is part of the key as in `stages.redistribution`."""
+    """Return the redistribution of a global value. `source`, the user's line, is in the key as in `stages.redistribution`."""
     result = layout_of(given.shape, given.dtype, wanted)
     program = trace_redistribution(given, result, source).program
     return ProgramCall("redistribute", program, [given], [result], wanted.mesh)
@@ -221,7 +221,7 @@ def _add(x: Any, y: Any) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def sum_of(layout: ArrayLayout) -> ProgramCall:
-    """The sum of two global values that are split alike."""
+    """Return the sum of two global values that are split alike."""
     mesh = layout.sharding.mesh
     program, _ = stage(lambda x, y: [x + y], [layout.type] * 2, axis_sizes=mesh.shape, label="a sum of cotangents")
     return ProgramCall("a sum of cotangents", program, [layout] * 2, [layout], mesh)
@@ -232,7 +232,7 @@ def _zeros(type: ArrayType) -> np.ndarray:
 
 
 def _split_zeros(type: ArrayType, sharding: Sharding) -> Array:
-    """Zeros of a global type as an Array."""
+    """Return zeros of a global type as an Array."""
     layout = layout_of(type.shape, type.dtype, sharding)
     return Array(layout, layout.split(_zeros(type)))
 

@@ -20,9 +20,10 @@ __all__ = ["CollectiveRow", "CollectiveTable", "cost_analysis", "flops"]
 
 @dataclass(frozen=True)
 class CollectiveRow:
-    """One collective of a program. `nbytes` is what one device contributes, `schedule` the algorithm's name ("": open).
+    """One collective of a program.
 
-    `times`: how often it runs in a call, None where that depends on values.
+    `nbytes` is what one device contributes. `schedule` is the algorithm's name, "" if it is not chosen yet. `times` is how
+    often it runs in a call, None if that depends on values.
     """
 
     kind: str
@@ -100,7 +101,7 @@ def _schedule(algorithm: str | None) -> str:
 
 
 def flops(eqn: Equation) -> float:
-    """An estimate of the floating-point operations of an equation of compute on one device; see `cost_analysis`."""
+    """Estimate the floating-point operations of an equation of compute on one device; see `cost_analysis`."""
     if eqn.primitive is matmul_p:
         return 2.0 * math.prod(eqn.outputs[0].type.shape) * eqn.inputs[0].type.shape[-1]
     if eqn.primitive is einsum_p:
@@ -115,12 +116,14 @@ def flops(eqn: Equation) -> float:
 
 
 def cost_analysis(programs: Iterable[Program]) -> dict[str, float]:
-    """Estimates for one device and one call of programs that run in a row.
+    """Estimate the cost on one device of one call of programs that run in a row.
 
-    `flops`: one for each element of an elementwise result or reduced operand, two for each multiply-add of a
-    product. What a loop runs counts once for each iteration, once where their number depends on values, and each branch
-    counts as if it were taken. `bytes accessed`: all operands and results of equations that are not views. `collectives`:
-    their number. `collective bytes`: what one device contributes to them.
+    - `flops`: one for each element of an elementwise result or reduced operand, two for each multiply-add of a product. The
+      body of a loop counts once for each iteration, or once if their number depends on values. Each branch counts as if it were
+      taken.
+    - `bytes accessed`: all operands and results of equations that are not views.
+    - `collectives`: their number.
+    - `collective bytes`: what one device contributes to them.
     """
     cost: dict[str, Any] = {"flops": 0.0, "bytes accessed": 0.0, "collectives": 0.0, "collective bytes": 0.0}
     for eqn, found in (each for program in programs for each in program.executed()):

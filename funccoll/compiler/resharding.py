@@ -1,8 +1,8 @@
 """Resharding inside a program: the collectives that take a value from one partition spec to another.
 
-Each dimension has its mesh axes in a row, the outermost first. A step changes the end of such rows: own_slice adds axes
-over which the value does not vary, all_gather takes axes away, all_to_all moves them from one dimension to another. A
-permute brings the blocks into another order, where each device's block keeps its shape.
+Each dimension has its mesh axes in a row, the outermost first. A step changes the end of such rows. own_slice adds axes over
+which the value does not vary, all_gather takes axes away, and all_to_all moves them from one dimension to another. A permute
+reorders the blocks if each device's block keeps its shape.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Rows = list[Axes]
 
 
 def reshard(x: Any, old: Sharding, new: Sharding) -> Any:
-    """One device's block of a value split as `new`, from its block of the value split as `old`, on the same mesh.
+    """Return one device's block of a value split as `new`, from its block of the value split as `old`, on the same mesh.
 
-    Gathers, which move most, come where nothing else is possible, and then only of the axes that must go.
+    Gathers move most data. So they come last, and gather only the axes that must go.
     """
     mesh = old.mesh
     rows, goal = ([s.dim_axes(d) for d in range(x.ndim)] for s in (old, new))
@@ -49,7 +49,7 @@ def reshard(x: Any, old: Sharding, new: Sharding) -> Any:
 
 
 def _blocks_have_one_shape(rows: Rows, goal: Rows, mesh: Mesh) -> bool:
-    """True where blocks need only change places: the axes are the same, and each dimension is cut as finely as before."""
+    """True if blocks need only change places: the axes are the same, and each dimension is cut as finely as before."""
     same_axes = {a for row in rows for a in row} == {a for row in goal for a in row}
     return same_axes and all(_size(row, mesh) == _size(wanted, mesh) for row, wanted in zip(rows, goal, strict=True))
 
@@ -59,17 +59,17 @@ def _size(axes: Axes, mesh: Mesh) -> int:
 
 
 def _leaving_last(rows: Rows, goal: Rows) -> Rows:
-    """The rows with the axes that stay in front of those that leave, where steps can take them away."""
+    """Return rows in which axes that stay are before those that leave, so that steps can remove these."""
     return [tuple(sorted(row, key=lambda a, wanted=wanted: a not in wanted)) for row, wanted in zip(rows, goal, strict=True)]
 
 
 def _permutation(rows: Rows, then: Rows, mesh: Mesh) -> tuple[Axes, list[tuple[int, int]]]:
-    """The axes and the pairs of the permute from `rows` to `then`."""
+    """Return the axes and the pairs of the permute from `rows` to `then`."""
     changed = [d for d, row in enumerate(rows) if row != then[d]]
     axes = tuple(a for d in changed for a in rows[d])
 
     def blocks(state: Rows) -> list[tuple[int, ...]]:
-        """For each position along `axes`, the block that is there: its number along each changed dimension."""
+        """For each position along `axes`, return the block that is there: its number along each changed dimension."""
         return [tuple(_number(state[d], coordinates, mesh) for d in changed) for coordinates in mesh.walk(axes)]
 
     holder = {block: position for position, block in enumerate(blocks(rows))}
@@ -84,10 +84,10 @@ def _number(axes: Axes, coordinates: Mapping[str, int], mesh: Mesh) -> int:
 
 
 def _arrivals(rows: Rows, goal: Rows) -> Iterator[tuple[Axes, int | None, int]]:
-    """Steps that bring axes to a dimension that wants them: (axes, the dimension that they leave or None, the dimension).
+    """Return steps that bring axes to a dimension: (axes, the dimension that they leave or None, the dimension).
 
-    Only a dimension that no axis has to leave takes new ones: so its blocks are never cut finer than at the end. Those
-    come first that arrive in their final order, and several axes at once before one.
+    A dimension takes new axes only if no axis has to leave it. So its blocks are never cut finer than at the end. Axes that
+    arrive in their final order come first, and several axes at once come before one.
     """
     used = {a for row in rows for a in row}
     ready = [d for d, row in enumerate(rows) if set(row) < set(goal[d])]
@@ -101,7 +101,7 @@ def _arrivals(rows: Rows, goal: Rows) -> Iterator[tuple[Axes, int | None, int]]:
 
 
 def _gathered(rows: Rows, goal: Rows) -> tuple[int, Axes]:
-    """A dimension, and the axes at its end to gather: those that no dimension wants, else one that stands in a cycle."""
+    """Return a dimension, and the axes at its end to gather: those that no dimension wants, else one that is in a cycle."""
     wanted = {a for row in goal for a in row}
     leaving = [d for d, row in enumerate(rows) if not set(row) <= set(goal[d])]
     for d in leaving:

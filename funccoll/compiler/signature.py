@@ -29,17 +29,17 @@ class Signature:
     in_tree: optree.PyTreeSpec
     in_layouts: tuple[ArrayLayout, ...]
     parameters: tuple[str, ...]
-    """The names of the arguments, which are the children of `in_tree`: `batch`, `rest[0]`."""
+    """The names of the arguments, the children of `in_tree`: `batch`, `rest[0]`."""
     out_tree: optree.PyTreeSpec
     out_layouts: tuple[ArrayLayout, ...]
     donated: tuple[bool, ...]
     source: Source | None = None
-    """The line where the function is defined."""
+    """The line of the function's definition."""
     widenings: tuple[Widening, ...] = ()
     """The lines on which NumPy's promotion makes floats wider."""
 
     def argument(self, i: int) -> str:
-        """The name of the i-th argument in messages."""
+        """Return the name of the i-th argument in messages."""
         return f"{self.names[i]} of {self.name}"
 
     @functools.cached_property
@@ -48,7 +48,7 @@ class Signature:
         return names_below(self.parameters, self.in_tree)
 
     def difference(self, given: optree.PyTreeSpec) -> str:
-        """The place where the arguments of a call differ from those that it was compiled for, in words."""
+        """Return in words where the arguments of a call differ from those that it was compiled for."""
         wanted = "those that it was compiled for have"
         if given.num_children == self.in_tree.num_children:
             for name, one, other in zip(self.parameters, given.children(), self.in_tree.children(), strict=True):
@@ -57,9 +57,9 @@ class Signature:
         return first_difference(given, self.in_tree, "args", wanted)
 
     def redistributed(self, leaves: Sequence[Any]) -> list[tuple[int, ArrayLayout, Source | None]]:
-        """The Arrays among flat arguments that are split over the mesh in another way than the function takes them.
+        """Return the Arrays among flat arguments that are split over the mesh in another way than the function takes them.
 
-        For each its position, its layout, and the user's line with a note of what is redistributed, where there is a line.
+        For each it returns the position, the layout, and the user's line, if any, with a note of what is redistributed.
         """
         found = []
         for i, (leaf, layout) in enumerate(zip(leaves, self.in_layouts, strict=True)):

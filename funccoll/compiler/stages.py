@@ -48,22 +48,22 @@ def _changed(signature: Signature, layout: ArrayLayout, value: np.ndarray) -> Sh
 
 
 def _host_value(leaf: Any) -> np.ndarray | None:
-    """The global value that this process passes as an argument; None for an Array of several, and for one on a GPU."""
+    """Return the global value that this process passes as an argument; None for an Array of several processes, and on a GPU."""
     if (type(leaf) is Array and not leaf.sharding.mesh.is_fully_addressable) or device_type_of(leaf) == "cuda":
         return None
     return to_numpy(leaf)
 
 
 compile_observers: list[Callable[[Compiled], None]] = []
-"""Functions that are called with every program that is compiled: `funccoll explain` prints it."""
+"""Functions that are called with every compiled program: `funccoll explain` prints it."""
 
 _NEW: Any = Array.__new__
 
 
 def _make_own(inputs: list[Any], positions: Sequence[int]) -> None:
-    """Let the program write into some inputs: each is copied unless its memory belongs to arrays that only `inputs` refers to.
+    """Let the program write to some inputs: each is copied unless its memory belongs to arrays that only `inputs` refers to.
 
-    Views, and what other libraries made of an array, refer to it.
+    Views, and other libraries' arrays on the same memory, also refer to it.
     """
     count, array = sys.getrefcount, np.ndarray
     for i in positions:
@@ -87,7 +87,7 @@ def _make_own(inputs: list[Any], positions: Sequence[int]) -> None:
 
 
 def _count_alone() -> tuple[int, int, int]:
-    """The references that `_make_own` counts where only its inputs refer to an array, to a list, and to an array in a list."""
+    """Return the reference counts that `_make_own` finds if only its inputs refer to an array, a list, an array in a list."""
     found = []
 
     def count(inputs: list[Any], positions: Sequence[int]) -> None:
@@ -130,7 +130,7 @@ class _Stage:
         """sha256 of program (with its schedules), mesh and specs: equal on every machine for equal programs."""
         layouts = (*self.signature.in_layouts, *self.signature.out_layouts)
         specs = ";".join(repr(layout.sharding.spec) for layout in layouts)
-        hosts = f"|{self.mesh.hosts}" if self.mesh.hosts else ""  # reductions of several hosts are not left folds
+        hosts = f"|{self.mesh.hosts}" if self.mesh.hosts else ""  # reductions over several hosts are not left folds
         return hashlib.sha256(f"{self.program.fingerprint}|{specs}|{self._moves()}{hosts}".encode()).hexdigest()
 
     def _moves(self) -> str:
@@ -139,25 +139,25 @@ class _Stage:
 
     @property
     def widenings(self) -> tuple[Widening, ...]:
-        """The lines on which NumPy's promotion makes floats wider, in program order; `str` gives a line as text."""
+        """The lines on which NumPy's promotion makes floats wider, in program order; `str` returns a line as text."""
         return self.signature.widenings
 
     def as_text(self) -> str:
-        """The program, printed like a jaxpr; behind it the widenings."""
+        """Return the program, printed like a jaxpr, followed by the widenings."""
         return "\n\n".join(filter(None, [self.program.text(), self._widenings_text()]))
 
     def _widenings_text(self) -> str:
         return "\n  ".join(["widened by NumPy's promotion:", *map(str, self.widenings)]) if self.widenings else ""
 
     def collectives(self) -> CollectiveTable:
-        """The collectives of a call: kind, axes, bytes, schedule, and the user's line of each.
+        """Return the collectives of a call: kind, axes, bytes, schedule, and the user's line of each.
 
-        Those that redistribute an argument come first; in place of the function their line has the argument and its specs.
+        Collectives that redistribute an argument come first. Their line has the argument and its specs instead of the function.
         """
         return CollectiveTable(self._programs)
 
     def cost_analysis(self) -> dict[str, float]:
-        """Estimates for one device and one call: flops, bytes accessed, collectives and their bytes."""
+        """Estimate the cost on one device of one call: flops, bytes accessed, collectives and their bytes."""
         return cost_analysis(self._programs)
 
     def __str__(self) -> str:
@@ -171,12 +171,12 @@ class _Stage:
 
 
 class TracedFunction(_Stage):
-    """A function as a typed program, as it was written."""
+    """A function as a typed program, before any pass."""
 
     redistributions: Sequence[TracedFunction]
 
     def called_with(self, leaves: Sequence[Any]) -> TracedFunction:
-        """The same with the redistributions of these flat arguments."""
+        """Return the same stage with the redistributions of these flat arguments."""
         found = self.signature.redistributed(leaves)
         first = [trace_redistribution(given, self.signature.in_layouts[i], source) for i, given, source in found]
         return TracedFunction(self.program, self.signature, first)
@@ -184,7 +184,7 @@ class TracedFunction(_Stage):
     def lower(self) -> Lowered:
         """Run the passes, and prove the schedule of every collective.
 
-        Raises ScheduleError, before anything runs, for a wrong algorithm of the user's own.
+        Raises ScheduleError, before anything runs, if the user's own algorithm is wrong.
         """
         with user_frames(), without_garbage_collection():
             first = [traced.lower() for traced in self.redistributions]
@@ -222,7 +222,7 @@ class Lowered(_Scheduled):
 
 
 class Compiled(_Scheduled):
-    """An executable program: call it with arguments of the types it was compiled for."""
+    """An executable program. Call it with arguments of the types that it was compiled for."""
 
     def __init__(
         self,
@@ -250,12 +250,12 @@ class Compiled(_Scheduled):
             reached, identity = self._generated.unconditional, self._generated.identity
             self._first_call = transport.first_call(reached, identity, layouts, signature.argument)
         self._check: Callable[[Sequence[Any], Sequence[Any]], None] | None = self._compare and self._compare_all
-        """The check of a call's arguments, from this process's blocks of them and the arguments themselves."""
+        """The check of a call's arguments: this process's blocks of them and the arguments themselves."""
         if self._first_call is not None:
             self._check, self._run = self._check_first, self._run_first
         self._single = signature.out_tree.is_leaf()
         self._layouts = signature.in_layouts
-        # A NumPy array is taken as it is; a CuPy array may be on another GPU, which is looked at.
+        # A NumPy array is taken as it is; a CuPy array is checked, because it may be on another GPU.
         library = transport_of(mesh).device.library
         self._array_type, self._asarray = np.ndarray if mesh.device_type == "cpu" else None, library.asarray
         self._kinds = [Array] * len(signature.out_layouts)
@@ -264,11 +264,11 @@ class Compiled(_Scheduled):
 
     @property
     def execution(self) -> str:
-        """The way in which calls are executed, in words: "a CUDA graph", or why a program on a GPU is not one."""
+        """Return how calls are executed, in words: "a CUDA graph", or why a program on a GPU is not one."""
         return transport_of(self.mesh).device.execution(self._generated.run)
 
     def __call__(self, *args: Any) -> Any:
-        """Run on positional arguments of the structure, shapes and dtypes it was compiled for."""
+        """Run on positional arguments of the structure, shapes and dtypes that it was compiled for."""
         flat: Any = args
         leaves, treedef = optree.tree_flatten(flat)
         signature = self.signature
@@ -300,7 +300,7 @@ class Compiled(_Scheduled):
             else:
                 native = type(leaf) is self._array_type and leaf.dtype is layout.dtype
                 value = leaf if native else self._asarray(leaf)
-                if type(value) is np.ndarray:  # another thread can neither resize it from here on, nor give it another shape
+                if type(value) is np.ndarray:  # from here on, another thread can neither resize nor reshape it
                     guards.append(weakref.ref(value))
                     value = value[...]
                     if value.shape != layout.shape:
@@ -308,7 +308,7 @@ class Compiled(_Scheduled):
                 inputs.append(layout.split(value))
         if self._check is not None:
             self._check(inputs, leaves)
-        if self._donates:  # last: a call that is refused leaves donated Arrays their data
+        if self._donates:  # last, because a call that raises leaves donated Arrays their data
             self._delete_donated(leaves)
             _make_own(inputs, self._overwritten)
         try:
@@ -323,14 +323,14 @@ class Compiled(_Scheduled):
         self._compare(inputs, [*map(_host_value, leaves)])
 
     def _check_first(self, inputs: Sequence[Any], leaves: Sequence[Any]) -> None:
-        """Compare the arguments of the first call; later calls do it only with FUNCCOLL_DEBUG=detail."""
+        """Compare the arguments of the first call; later calls compare only with FUNCCOLL_DEBUG=detail."""
         assert self._first_call is not None
         if self._compare is not None:
             self._compare_all(inputs, leaves)
         self._first_call.note(leaves, [*map(_host_value, leaves)])
 
     def _run_first(self, *inputs: Any) -> Sequence[Any]:
-        """Run the first call that is complete; a retry after an exception notes its own arguments."""
+        """Run the first call that completes; a retry after an exception notes its own arguments."""
         assert self._first_call is not None
         outputs = self._generated.run(*inputs)
         self._check, self._run = self._compare and self._compare_all, self._generated.run
@@ -344,7 +344,7 @@ class Compiled(_Scheduled):
                 leaf.give_up()
 
     def _execute_redistributed(self, leaves: Sequence[Any]) -> Any:
-        """Run on flat arguments of which some are redistributed first, each by a program of its own."""
+        """Run on flat arguments, after programs that redistribute some of them."""
         moved, complete = list(leaves), []
         try:
             for i, given, source in self.signature.redistributed(leaves):
@@ -356,7 +356,7 @@ class Compiled(_Scheduled):
                     raise
                 complete.append(first)
             result = self.execute(moved)
-        except BaseException as error:  # a retry would begin with them, and the others go on from here
+        except BaseException as error:  # a retry would begin with them, but other ranks continue from here
             for first in complete:
                 first._generated.note_exception(error, complete=True)
             raise
@@ -364,7 +364,7 @@ class Compiled(_Scheduled):
         return result
 
     def fast_path(self, leaves: Sequence[Any]) -> FastPath | None:
-        """The fast path for flat arguments like these, where nothing has to be converted, compared or given up."""
+        """Return the fast path for flat arguments like these, if nothing has to be converted, compared or donated."""
         if self._donates or self._compare is not None or self.mesh.device_type != "cpu":
             return None
         signature, generated = self.signature, self._generated
@@ -386,7 +386,7 @@ class Compiled(_Scheduled):
 
 
 def trace_redistribution(given: ArrayLayout, wanted: ArrayLayout, source: Source | None) -> TracedFunction:
-    """The program from an Array of one layout to one of another layout on the same mesh."""
+    """Return the program from an Array of one layout to one of another layout on the same mesh."""
     old, new = given.sharding, wanted.sharding
     with at_source(source):
         program, _ = stage(lambda x: [reshard(x, old, new)], [given.type], axis_sizes=new.mesh.shape, label="redistribute")
@@ -397,8 +397,8 @@ def trace_redistribution(given: ArrayLayout, wanted: ArrayLayout, source: Source
 
 @functools.lru_cache(maxsize=256)
 def redistribution(given: ArrayLayout, wanted: ArrayLayout, source: Source | None) -> Compiled:
-    """The compiled program from an Array of one layout to one of another layout; `source` is the user's line.
+    """Return the compiled program from an Array of one layout to one of another layout; `source` is the user's line.
 
-    The line is part of the key because a rank that waits in a collective is reported with it.
+    The line is part of the key because reports show it for a rank that waits in the collective.
     """
     return trace_redistribution(given, wanted, source).lower().compile()

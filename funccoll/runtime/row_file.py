@@ -51,9 +51,7 @@ class RowFile:
         return self._begin + 8 * self._at, self._begin + 8 * _BUFFER_WORDS
 
     def move_to(self, address: int, now: int) -> None:
-        """Continue at this address, up to which a kernel wrote rows. If it left a row in the middle, the row ends `now`, for
-        the time being.
-        """
+        """Continue at this address, up to which a kernel wrote rows. A row left in the middle ends `now`, for the present."""
         self._at = (address - self._begin) // 8
         if now and self._at < _BUFFER_WORDS and self._view[self._at]:
             self._view[self._at + 2] = now

@@ -1,4 +1,4 @@
-"""The device and the argument of an index out of bounds, which NumPy raises in a compiled program."""
+"""The device and the argument of an index out of bounds, for NumPy's error in a compiled program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...primitives.debugging import DevicePlace
 __all__ = ["CAPTURED_CONSTANT", "SegmentOperands"]
 
 CAPTURED_CONSTANT = "a captured constant"
-"""In messages, an operand of a program that is neither an argument nor made by an equation."""
+"""In messages, an operand of a program that is neither an argument nor the result of an equation."""
 
 
 @dataclass(frozen=True)
@@ -22,15 +22,15 @@ class SegmentOperands:
 
     equations: Sequence[Equation]
     operands: Mapping[str, tuple[str, bool]]
-    """By parameter, the caller's expression; True where that is a list with one value for each device."""
+    """By parameter, the caller's expression, and True if that is a list with one value for each device."""
     places: Sequence[DevicePlace | None]
     names: Mapping[Atom, str]
-    """Those of the program's arguments."""
+    """The names of the program's arguments."""
     makers: Mapping[Var, Equation]
-    """The equations of the whole program, by what they make."""
+    """The equations of the whole program, by their results."""
 
     def note(self, frame: FrameType, line: int) -> str:
-        """The note about an IndexError of its frame: `  on rank 1, of the index i of step`; "" where nothing is known."""
+        """Return the note about an IndexError of its frame: `  on rank 1, of the index i of step`; "" if nothing is known."""
         place = self._place(frame)
         where = "" if place is None else f"on {place}"
         eqn = self.equations[line]
@@ -44,22 +44,22 @@ class SegmentOperands:
         which = "of the index " * bool(found) + " or ".join(found)
         of = self._name(eqn.inputs[0])
         into = f"into {of}" if of else ""
-        if not where and not which and of == CAPTURED_CONSTANT:  # says nothing: the program may hold many
+        if not where and not which and of == CAPTURED_CONSTANT:  # gives no information: the program may have many
             return ""
         told = ", ".join(filter(None, [where, which, into]))
         return f"  {told}" if told else ""
 
     def _place(self, frame: FrameType) -> DevicePlace | None:
-        """The device for which the function was called; None where all devices compute alike, or the operands do not tell."""
+        """Return the device for which the function was called; None if all devices compute alike, or it is not known."""
         if len(self.places) == 1:
             return self.places[0]
         caller = frame.f_back
-        while caller is not None and not caller.f_code.co_filename.startswith("<funccoll "):  # a profile's functions
+        while caller is not None and not caller.f_code.co_filename.startswith("<funccoll "):  # functions of a profile
             caller = caller.f_back
         if caller is None:
             return None
         for name, (expression, several) in self.operands.items():
-            with suppress(NameError, KeyError):  # of what is dropped by now
+            with suppress(NameError, KeyError):  # of a value that is dropped by now
                 values = eval(expression, caller.f_globals, dict(caller.f_locals)) if several else ()
                 same = [i for i, value in enumerate(values) if value is frame.f_locals[name]]
                 if len(same) == 1:
@@ -67,7 +67,7 @@ class SegmentOperands:
         return None
 
     def _arguments_in(self, atom: Atom) -> set[str]:
-        """The arguments that a value is computed from; captured constants do not count."""
+        """Return the arguments from which a value is computed; captured constants do not count."""
         found, seen, left = set[str](), set[Atom](), [atom]
         while left:
             atom = left.pop()
@@ -79,7 +79,7 @@ class SegmentOperands:
         return found - {CAPTURED_CONSTANT}
 
     def _name(self, atom: Atom) -> str:
-        """The argument that an operand is, as it is or converted; "" for a value that several operands make."""
+        """Return the argument that an operand is, as it is or converted; "" for a value that several operands make."""
         while atom not in self.names and isinstance(atom, Var):
             made = self.makers.get(atom)
             if made is None or len(made.inputs) != 1:

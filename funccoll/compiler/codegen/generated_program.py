@@ -1,8 +1,8 @@
 """Code generation: a program as Python functions over the values that this process holds.
 
-A value that varies over some axes is held once for each coordinate along them that this process plays: what several
-virtual devices share is computed once. Compute between collectives becomes straight-line Python functions ("segments"),
-called once per copy; collectives are calls into the mesh's transport.
+A value that varies over some axes is held once for each coordinate along them that this process plays. So a value that several
+virtual devices share is computed once. Compute between collectives becomes straight-line Python functions ("segments"), called
+once per copy. Collectives become calls of the mesh's transport.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ __all__ = ["GeneratedProgram", "compile_program", "require_devices"]
 
 
 def _quiet_context() -> contextvars.Context:
-    """A context in which NumPy's floating-point warnings are off, as in every compiled program (`run_in_context`).
+    """Return a context in which NumPy's floating-point warnings are off, as in every compiled program (`run_in_context`).
 
-    Running in a copy of it costs 0.05 µs, `np.errstate` 0.7 µs: as much as three small operations.
+    Running in a copy of it costs 0.05 µs; `np.errstate` costs 0.7 µs, as much as three small operations.
     """
-    context = contextvars.Context()  # an empty one: a copy would keep the present trace alive
+    context = contextvars.Context()  # an empty context: a copy would keep the current trace alive
     context.run(np.seterr, all="ignore")
     return context
 
@@ -62,32 +62,32 @@ def require_devices(mesh: Mesh) -> None:
 class GeneratedProgram:
     """A program as Python functions.
 
-    `run` takes the copies of each input, and returns a tuple with the copies of each output, which own their memory: none
-    shares with an argument. `executables` are the collectives that it calls, in order.
+    `run` takes the copies of each input, and returns a tuple with the copies of each output. Outputs own their memory: none
+    shares it with an argument. `executables` are the collectives that it calls, in order.
     """
 
     run: Callable[..., Any]
     executables: Sequence[CollectiveExecutable]
     _transport: Transport
     _left: dict[int, int]
-    """By thread, the progress word of a call that an exception has just left: see `ProgramBuilder.driver`."""
+    """By thread, the progress word of a call that an exception just left: see `ProgramBuilder.driver`."""
     _sources: Mapping[Any, Sequence[Source | None]]
     """The user's lines of each segment, by its code: one for each line after the head."""
     identity: str = ""
     """The text of the program that must be equal on all processes."""
     unconditional: Sequence[CollectiveExecutable] = ()
-    """Those of `executables` that each call reaches: in no branch, nor in a loop that may have no iteration."""
+    """The `executables` that each call reaches: none in a branch, or in a loop that may have no iteration."""
     _recorded: RecordedProgram | None = None
-    """The same in a profile; it is registered as long as it lives."""
+    """The same in a profile. It is registered as long as it lives."""
     _segments: Mapping[Any, SegmentOperands] = field(default_factory=dict)
-    """By their code."""
+    """The operands of segments, by their code."""
     whole: CollectiveExecutable | None = None
-    """The one of `executables` which is all of the program; None where more is computed."""
+    """The single one of `executables` if it is the whole program; else None."""
 
     def note_exception(self, error: BaseException, complete: bool = False) -> None:
-        """Add the user's line to an exception of compute, and tell the transport how far the program was when it left.
+        """Add the user's line to an exception of compute, and report to the transport how far the program was.
 
-        It may come after a `complete` run, too.
+        It may also come after a `complete` run.
         """
         if self.executables:
             try:
@@ -103,27 +103,27 @@ class GeneratedProgram:
         hide_frames(error)
 
     def _source(self, error: BaseException) -> Source | None:
-        """The user's line whose computation raised; None where the exception does not come from a segment."""
+        """Return the user's line that raised; None if the exception does not come from a segment."""
         trace = error.__traceback__
         while trace is not None:
             sources = self._sources.get(trace.tb_frame.f_code, ())
-            if 0 <= trace.tb_lineno - 2 < len(sources):  # the head, before them, and the return, after them, are not the user's
+            if 0 <= trace.tb_lineno - 2 < len(sources):  # neither the head nor the return is the user's
                 return sources[trace.tb_lineno - 2]
             trace = trace.tb_next
         return None
 
     def _bad_index(self, error: BaseException) -> str:
-        """The note about the device and the argument of an index out of bounds; "" where they are not known."""
+        """Return the note about the device and the argument of an index out of bounds; "" if they are not known."""
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code not in self._segments:
             trace = trace.tb_next
         return "" if trace is None else self._segments[trace.tb_frame.f_code].note(trace.tb_frame, trace.tb_lineno - 2)
 
     def _progress(self) -> int:
-        """The number of complete calls of a program that an exception leaves in this thread.
+        """Return the number of complete calls of a program that an exception leaves in this thread.
 
-        One that has not left the driver's `try` came last, from making Arrays of the results; or it is an interrupt at the
-        driver's entry, which counts as one.
+        An exception that did not leave the driver's `try` came last, from making Arrays of the results. Or it is an interrupt
+        at the driver's entry, and counts the same.
         """
         if self.whole is not None:
             return int(self.whole.completed_last_call)
@@ -142,10 +142,10 @@ def compile_program(
     arguments: Mapping[Atom, str] = MappingProxyType({}),
     results_are_arrays: bool = False,
 ) -> GeneratedProgram:
-    """Compile a program that has gone through the passes. Processes whose programs are equal but for the name do not meet.
+    """Compile a program that has gone through the passes. Processes never match programs that differ only in their names.
 
-    `search`: check each operation for NaN and inf, with the names of `arguments`, by variable; no operand may be overwritten.
-    `results_are_arrays`: what it returns becomes Arrays, which are read-only.
+    - `search`: check each operation for NaN and inf, with the names of `arguments`, by variable; no operand may be overwritten.
+    - `results_are_arrays`: results become Arrays, which are read-only.
     """
     builder = ProgramBuilder(
         program,
@@ -169,7 +169,7 @@ def compile_program(
         return run_in_context(quiet, run, *copies)
 
     def execute_in_users(*copies: Copies) -> Sequence[Copies]:
-        """Reports use what the caller's context holds, such as NumPy's print options."""
+        """Execute reports in the caller's context, which has settings such as NumPy's print options."""
         with eager():
             context = contextvars.copy_context()
         context.run(np.seterr, all="ignore")

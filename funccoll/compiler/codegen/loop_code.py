@@ -1,6 +1,6 @@
 """Code of control flow: the Python functions that run the compiled programs of scan, while_loop and cond.
 
-A value that a process holds once is that array, one of several copies is a list of them, as everywhere in generated code.
+As everywhere in generated code, a value that a process holds once is an array; one with several copies is a list of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _tuple(names: Sequence[str]) -> str:
 
 
 def scan_source(function: str, eqn: Equation, count: Count, body: str, empty: str, dtypes: Sequence[str]) -> str:
-    """A scan: `body` is called with one element of each scanned array, and what it returns beside the carry is stacked."""
+    """Return a scan: `body` is called with one element of each scanned array, and its results beside the carry are stacked."""
     program, consts, carry, length = (eqn.params[key] for key in ("body", "consts", "carry", "length"))
     fixed = [f"c{k}" for k in range(consts)]
     state = [f"k{k}" for k in range(carry)]
@@ -45,19 +45,19 @@ def scan_source(function: str, eqn: Equation, count: Count, body: str, empty: st
 
 
 def while_source(function: str, eqn: Equation, test: str, body: str, note: str) -> str:
-    """A while loop, with one decision for all copies. `note`, unless it is empty, is called with the number of iterations."""
+    """Return a while loop, with one decision for all copies. A `note` that is not empty is called with the iterations."""
     for_test = [f"t{k}" for k in range(eqn.params["test_consts"])]
     for_body = [f"b{k}" for k in range(eqn.params["body_consts"])]
     state = [f"k{k}" for k in range(len(eqn.outputs))]
     condition, call = f"{test}({', '.join([*for_test, *state])})[0]", f"{body}({', '.join([*for_body, *state])})"
     lines = [f"    while {condition}:", f"        {_tuple(state)}= {call}" if state else f"        {call}"]
-    if note:  # errors find the two variables by these names
+    if note:  # errors read the two variables by these names
         lines = [f"    decision, iterations = {note}, 0", *lines, "        iterations += 1", "    decision(iterations)"]
     return "\n".join([f"def {function}({', '.join([*for_test, *for_body, *state])}):", *lines, f"    return ({_tuple(state)})"])
 
 
 def cond_source(function: str, eqn: Equation, branches: str, note: str) -> str:
-    """A choice of one of `branches`, a tuple, for all copies. `note`, unless it is empty, is called with its number."""
+    """Return a choice of one of `branches`, a tuple, for all copies. A `note` that is not empty is called with its number."""
     operands = ", ".join(f"x{k}" for k in range(len(eqn.inputs) - 1))
     noted = f"    {note}(int(i))\n" if note else ""
     return f"def {function}(i, {operands}):\n{noted}    return {branches}[int(i)]({operands})"
@@ -65,22 +65,22 @@ def cond_source(function: str, eqn: Equation, branches: str, note: str) -> str:
 
 @dataclass(frozen=True)
 class Picks:
-    """The copies of a value that go with each copy of a decision.
+    """The copies of a value that belong to each copy of a decision.
 
-    `table` names a tuple that has, for each of them, one index, or several (`many`); None where all take the value as it is.
+    `table` names a tuple that has, for each of them, one index, or several (`many`). It is None if all take the value as it is.
     """
 
     table: str | None
     many: bool
 
     def read(self, value: str) -> str:
-        """The part of a value that goes with copy `q` of the decision."""
+        """Return the part of a value that belongs to copy `q` of the decision."""
         if self.table is None:
             return value
         return f"[{value}[c] for c in {self.table}[q]]" if self.many else f"{value}[{self.table}[q]]"
 
     def write(self, value: str, part: str) -> list[str]:
-        """The lines that store this part."""
+        """Return the lines that store this part."""
         if self.many:
             return [f"for c, part in zip({self.table}[q], {part}):", f"    {value}[c] = part"]
         return [f"{value}[{self.table}[q]] = {part}"]
@@ -89,10 +89,10 @@ class Picks:
 def each_source(
     function: str, functions: str, operands: Sequence[Picks], results: Sequence[Picks], sizes: Sequence[int]
 ) -> str:
-    """Control flow where copies decide differently: each copy of the decision runs alone, with one of `functions`, a tuple.
+    """Return control flow in which copies decide differently: each runs alone, with one of `functions`, a tuple.
 
-    So a copy computes what it decided, and nothing else: what others compute may fail or not end with its values. `sizes` are
-    the numbers of copies of the results.
+    So a copy computes what it decided, and nothing else: another branch may fail or not end with its values. `sizes` are the
+    numbers of copies of the results.
     """
     given, made = ([f"{letter}{k}" for k in range(len(some))] for letter, some in (("x", operands), ("y", results)))
     lines = [f"    {y} = [None] * {size}" for y, size in zip(made, sizes, strict=True)]

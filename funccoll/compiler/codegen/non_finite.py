@@ -1,4 +1,4 @@
-"""The search for NaN and inf: checks behind each operation of a program, which name the first one that made one."""
+"""The search for NaN and inf: checks after each operation of a program name the first one that made one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class NonFinite:
 
 
 Check = Callable[[Sequence[Any], Sequence[Any], "DevicePlace | None"], None]
-"""It takes the results of an operation on one device and its operands, and the device."""
+"""A check. It takes the results of an operation on one device and its operands, and the device."""
 
 
 @dataclass
@@ -37,17 +37,18 @@ class Given:
     """By name and device, the number of the check that found the inf, and its operation's line."""
 
     def first_read(self, device: int, check: int) -> str:
-        """The sentence about an argument that was read before a check, on this device if any was; "" without one."""
-        reads = [read for read in self.reads.copy().items() if read[1][0] < check]  # later ones are of an earlier call
+        """Return the sentence about an argument that was read before a check, on this device if any was; "" without one."""
+        reads = [read for read in self.reads.copy().items() if read[1][0] < check]  # later numbers are from an earlier call
         (name, _), (_, line) = min(reads, key=lambda read: read[0][1] != device, default=(("", 0), (0, None)))
         return f" {name} had an inf when it was read, at {line}." if name else ""
 
 
 def operation_check(wanted: NonFinite, eqn: Equation, names: Mapping[Atom, str], given: Given) -> Check:
-    """The check of an operation; `names` are those of the program's arguments and constants, `given` is one for all of these.
+    """Return the check of an operation.
 
-    A NaN in a result raises NonFiniteError, and an inf where no operand has one: a mask of -inf is meant. An inf in an
-    argument is noted, so that an error far behind it names the argument.
+    `names` are those of the program's arguments and constants; `given` is one object for all of these. A NaN in a result raises
+    NonFiniteError. So does an inf if no operand has one: a mask of -inf is intended. An inf in an argument is noted, so that an
+    error far behind it names the argument.
     """
     number = given.checks = given.checks + 1
     named = [(i, names[a]) for i, a in enumerate(eqn.inputs) if not isinstance(a, Literal) and a in names]
@@ -71,7 +72,7 @@ def operation_check(wanted: NonFinite, eqn: Equation, names: Mapping[Atom, str],
 
 
 def eager_check(wanted: NonFinite) -> Callable[[Primitive, Sequence[Any], Any], None]:
-    """The check of operations outside of every trace: of gradients that are not jitted."""
+    """Return the check of operations outside of every trace: of gradients that are not jitted."""
 
     def check(primitive: Primitive, operands: Sequence[Any], result: Any) -> None:
         results = result if primitive.multiple else [result]
@@ -124,7 +125,7 @@ def _share(found: np.ndarray) -> str:
 
 
 def _describe(value: Any) -> str:
-    """The type and range of an operand, and whether it has NaN or inf already."""
+    """Return the type and range of an operand, and whether it already has NaN or inf."""
     x = np.asarray(value)
     if not x.size:
         return f"{_typed(x)}, empty"

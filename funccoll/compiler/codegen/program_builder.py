@@ -52,13 +52,17 @@ class ProgramBuilder(SegmentBuilder):
         outer_types: str = "",
         results_are_arrays: bool = False,
     ):
-        """`inside`: a program of control flow, which another one calls. `fixed`: see `SegmentBuilder`. `outer_types`: the
-        types of the arguments of the outermost one."""
+        """Begin a program.
+
+        - `inside`: a program of control flow, which another one calls.
+        - `fixed`: see `SegmentBuilder`.
+        - `outer_types`: the types of the arguments of the outermost program.
+        """
         super().__init__(program, mesh, buffers, transport.device, fixed, search, arguments)
         self.inside, self.schedules, self.transport = inside, schedules, transport
         self.argument_types = outer_types if inside else types_text([var.type for var in program.inputs])
         self.name_on_all, self.results_are_arrays = name, results_are_arrays
-        # Ranks may show different values: their programs have the same fingerprint, and communicate at the same places.
+        # Ranks may show different values: their programs have one fingerprint, and communicate at the same places.
         before = itertools.accumulate((eqn.communicates for eqn in program.equations), initial=0)
         self.places = dict(zip(program.equations, before, strict=False))
         self.call_steps: dict[int, int] = {}  # the number of executables that a step calls
@@ -67,14 +71,14 @@ class ProgramBuilder(SegmentBuilder):
         """See `GeneratedProgram`."""
         self.calls: list[CollectiveExecutable] = []
         self.unconditional: list[CollectiveExecutable] = []
-        """Those of `calls` that each execution reaches."""
+        """The `calls` that each execution reaches."""
 
     # ------------------------------------------------------------ the program
 
     def build(self) -> Callable[..., Any] | None:
         """Emit segments and groups of collectives in turn; return the function that runs the program.
 
-        None where the program is one call of `calls`.
+        None if the program is one call of `calls`.
         """
         report = next((eqn for eqn in self.program.equations if eqn.primitive.kind == "debug"), None)
         if report is not None and self.device.library.array_type is not np.ndarray:
@@ -123,11 +127,11 @@ class ProgramBuilder(SegmentBuilder):
         pending.clear()
 
     def driver(self, outputs: list[str]) -> str:
-        """The function that calls segments and collectives, dropping every value after its last reader.
+        """Return the function that calls segments and collectives, dropping every value after its last reader.
 
-        It keeps a progress word: before the first call 0, then ~number of the last one that it has begun, which says itself
-        whether it is complete. A step of control flow counts as complete from its beginning, when the word becomes the number
-        of calls up to its end: what an exception leaves in an iteration may follow on the calls of an earlier one.
+        It keeps a progress word: 0 before the first call, then ~number of the last one that began. Whether that call is
+        complete, the call itself knows. A step of control flow counts as complete from its beginning, when the word becomes the
+        number of calls up to its end. An exception in one iteration may come after the calls of earlier iterations.
         """
         kept = {a for a in self.program.outputs if type(a) is Var}
         last_reader = {var: i for i, (_, reads) in enumerate(self.steps) for var in reads}
@@ -157,7 +161,7 @@ class ProgramBuilder(SegmentBuilder):
         return f"def run({parameters}):\n    {body}\n"
 
     def output(self, atom: Atom) -> str:
-        """The expression of a result, which owns its memory."""
+        """Return the expression of a result that owns its memory."""
         if isinstance(atom, Literal):
             return self.names.of(self.device.library.upload(atom.value), "c")
         if atom not in self.buffers.borrowed:
@@ -165,15 +169,15 @@ class ProgramBuilder(SegmentBuilder):
         return self.each_copy(self.names.of(self.device.library.copy, "f", "copy"), atom)
 
     def crossing(self, var: Var) -> str:
-        """The expression of a value that leaves this program, or enters one of control flow."""
+        """Return the expression of a value that leaves this program, or enters a program of control flow."""
         return self.in_c_order(var) if var in self.buffers.strided else self.name(var)
 
     def in_c_order(self, var: Var) -> str:
-        """The expression of a value in C order."""
+        """Return the expression of a value in C order."""
         return self.each_copy(self.names.of(in_c_order, "f"), var)
 
     def each_copy(self, function: str, var: Var) -> str:
-        """The expression of a function of one block, called for each copy of a value."""
+        """Return the expression of a function of one block, called for each copy of a value."""
         name = self.name(var)
         return f"{function}({name})" if self.count(var.type.varying) == 1 else f"[*map({function}, {name})]"
 
@@ -181,15 +185,15 @@ class ProgramBuilder(SegmentBuilder):
 
     @property
     def known_identity(self) -> str:
-        """The program's text that must be equal on all processes; empty where one plays all devices."""
+        """Return the program's text that must be equal on all processes; empty if one process plays all devices."""
         return self._identity("")
 
     def identity(self, eqn: Equation) -> str:
-        """The text that must be equal on all processes: the program's fingerprint, its hosts, and the collective's place."""
+        """Return the text that must be equal on all processes: the program's fingerprint, its hosts, the collective's place."""
         return self._identity(f" {self.places[eqn]}")
 
     def _identity(self, place: str) -> str:
-        if self.mesh.is_fully_addressable:  # none are compared, and the fingerprint reads all equations and constants
+        if self.mesh.is_fully_addressable:  # nothing is compared, and the fingerprint reads all equations and constants
             return place
         hosts = f" {self.mesh.hosts}" if self.mesh.hosts else ""
         return f"{self.program.fingerprint}{place} {self.name_on_all}{hosts}"
@@ -218,7 +222,7 @@ class ProgramBuilder(SegmentBuilder):
             self.check_results(eqn)
 
     def _is_whole(self, calls: Sequence[CollectiveCall]) -> bool:
-        """True where these collectives are all of the program: nothing writes into their results before they are Arrays."""
+        """True if these collectives are the whole program: their results are not written to before they are Arrays."""
         if self.inside or len(calls) < len(self.program.equations):
             return False
         _, inputs, outputs = bind_arguments(calls)
@@ -270,7 +274,7 @@ class ProgramBuilder(SegmentBuilder):
     # ------------------------------------------------------------ control flow
 
     def control(self, eqn: Equation) -> None:
-        """Emit the call of a function that runs the programs of control flow, which are compiled like this one."""
+        """Emit the call of a function that runs the programs of control flow. They are compiled like this one."""
         calls = len(self.calls)
         step, left = len(self.steps), ", ".join(map(self.name, eqn.outputs))
         function = self.control_function(eqn, f"{eqn.primitive.name}{step}")
@@ -304,7 +308,7 @@ class ProgramBuilder(SegmentBuilder):
         return self.define(function, source)
 
     def decision(self, eqn: Equation, calls: Sequence[CollectiveExecutable]) -> str:
-        """The name of the function that takes note of what control flow decides; empty where no ranks must decide alike."""
+        """Return the name of the function that notes decisions of control flow; empty if no ranks must decide alike."""
         if eqn.primitive is scan_p or not calls:
             return ""
         kind = "loop" if eqn.primitive is while_p else "branch"
@@ -319,12 +323,12 @@ class ProgramBuilder(SegmentBuilder):
     def each_decision(self, eqn: Equation, function: str, decided: frozenset[str]) -> str:
         """Compile control flow that devices decide differently: once for each coordinate along the axes of the decision.
 
-        Coordinates share it where nothing in it asks for them.
+        Coordinates share it if nothing in it depends on them.
         """
         coordinates = copy_coordinates(self.mesh, decided)
         inner = [e for body in eqn.bodies.values() for e, _ in body.executed()]
         asked = any(e.primitive in (axis_index_p, own_slice_p) and decided.intersection(e.axes()) for e in inner)
-        alike = not asked and not eqn.reports and self.search is None  # these name the device
+        alike = not asked and not eqn.reports and self.search is None  # these texts name the device
         rest = Mesh({a: n for a, n in self.mesh.shape.items() if a not in decided})
         functions: list[Callable[..., Any]] = []
         for fixed in coordinates[:1] if alike else coordinates:
@@ -351,7 +355,7 @@ class ProgramBuilder(SegmentBuilder):
         return self.define(function, each_source(function, run, operands, results, sizes))
 
     def picks(self, varying: frozenset[str], decisions: Sequence[Mapping[str, int]]) -> Picks:
-        """The copies of a value that go with each copy of a decision, at these coordinates."""
+        """Return the copies of a value that belong to each copy of a decision, at these coordinates."""
         copies = list(enumerate(copy_coordinates(self.mesh, varying)))
         table = [tuple(k for k, c in copies if all(c[a] == n for a, n in at.items() if a in c)) for at in decisions]
         if len(table[0]) == len(copies):

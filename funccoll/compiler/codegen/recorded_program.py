@@ -13,14 +13,14 @@ from ...runtime.recorder import Recorder, recorded, recorded_lines
 __all__ = ["RecordedProgram", "SegmentParts", "collective_part"]
 
 Part = Mapping[str, Any]
-"""The definition of a part of a program, as a profile has it."""
+"""The definition of a part of a program, in the format of a profile."""
 
 
 class SegmentParts:
-    """A compute segment, whose lines a profile records one by one.
+    """A compute segment whose lines a profile records one by one.
 
-    `parts` are its runs of operations of one line of the user's and one named scope. `marked`, which is made when it is first
-    wanted, makes the same function with another parameter before the others, which it calls where each part begins.
+    `parts` are its runs of operations of one user's line and one named scope. `marked` makes the same function with one more
+    parameter before the others, a function that is called at the beginning of each part. It is made on first use.
     """
 
     def __init__(self, sources: Sequence[Source | None], marked: Callable[[Sequence[int]], Callable[..., Any]]):
@@ -31,7 +31,7 @@ class SegmentParts:
         self._marked = marked
 
     def recorded(self, recorder: Recorder, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """The recorded function in place of `plain`."""
+        """Return the recorded function in place of `plain`."""
         return recorded_lines(recorder, plain, lambda: self._function, self.parts)
 
     @functools.cached_property
@@ -72,13 +72,13 @@ class RecordedProgram:
 
 
 def segment_part(source: Source | None, count: int) -> Part:
-    """The definition of `count` operations in a row of one of the user's lines."""
+    """Return the definition of `count` operations in a row of one of the user's lines."""
     label = f"compute: {count} operation{'' if count == 1 else 's'}"
     return {"kind": "segment", "label": label, "source": str(source or ""), "operations": count}
 
 
 def collective_part(equations: Sequence[Equation]) -> Part:
-    """The definition of collectives that are executed as one function."""
+    """Return the definition of collectives that are executed as one function."""
     first = equations[0]
     names = " and ".join(f"{eqn.primitive.name} over {', '.join(map(repr, eqn.axes()))}" for eqn in equations)
     combines = any("op" in eqn.params for eqn in equations)

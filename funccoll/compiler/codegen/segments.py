@@ -26,7 +26,7 @@ __all__ = ["SegmentBuilder"]
 
 
 class _Names:
-    """Objects that generated code refers to, each under a name of its own."""
+    """Objects that generated code refers to, each under its own name."""
 
     def __init__(self) -> None:
         self.namespace: dict[str, Any] = {}
@@ -44,7 +44,7 @@ class _Names:
 class SegmentBuilder:
     """Emits segments, as steps of the function that runs a program.
 
-    `fixed`: the coordinates at which it runs, along axes that `mesh` lacks then.
+    `fixed`: the coordinates at which it runs, along axes that `mesh` then lacks.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class SegmentBuilder:
         self.sources: dict[Any, list[Source | None]] = {}
         """By code of a segment, the user's line of each of its equations."""
         self.segments_of: dict[Any, SegmentOperands] = {}
-        """By its code."""
+        """The operands of each segment, by its code."""
         self.makers = {v: eqn for eqn in program.equations for v in eqn.outputs}
         self.parts: list[tuple[dict[str, Any], str, Part | SegmentParts]] = []
         """The functions that a profile records: where the code finds them, their names and definitions."""
@@ -88,24 +88,24 @@ class SegmentBuilder:
     # ------------------------------------------------------------ names and copies
 
     def name(self, var: Var) -> str:
-        """The name of a variable in generated code."""
+        """Return the name of a variable in generated code."""
         if var in self.constants:
             return self.constants[var]
         return self.variables.setdefault(var, f"v{len(self.variables)}")
 
     def count(self, varying: frozenset[str]) -> int:
-        """The number of copies of a value that varies over these axes."""
+        """Return the number of copies of a value that varies over these axes."""
         return len(copy_coordinates(self.mesh, varying))
 
     def mapping(self, source: frozenset[str], target: frozenset[str]) -> tuple[int, ...]:
-        """Index of the copy of a `source` value that each copy of a `target` value reads."""
+        """Return the index of the copy of a `source` value that each copy of a `target` value reads."""
         position = {tuple(sorted(c.items())): i for i, c in enumerate(copy_coordinates(self.mesh, source))}
         return tuple(
             position[tuple(sorted((a, n) for a, n in c.items() if a in source))] for c in copy_coordinates(self.mesh, target)
         )
 
     def device_index(self, axes: tuple[str, ...], varying: frozenset[str]) -> Copies:
-        """Position of each copy along `axes`, the first axis outermost (int32)."""
+        """Return the position of each copy along `axes`, the first axis outermost (int32)."""
         along = Mesh({a: self.program.axis_sizes[a] for a in axes})
         coordinates = copy_coordinates(self.mesh, varying)
         out = [np.int32(along.position({a: {**self.fixed, **c}[a] for a in axes})) for c in coordinates]
@@ -167,7 +167,7 @@ class SegmentBuilder:
     def check(
         self, eqn: Equation, operands: Sequence[str], arguments: dict[str, tuple[str, bool]], varying: frozenset[str]
     ) -> str:
-        """The statement that looks for NaN and inf in what an equation of a segment has computed; empty without a search."""
+        """Return the statement that searches the results of an equation for NaN and inf; empty without a search."""
         inexact = any(is_inexact(v.type.dtype) for v in eqn.outputs)
         if self.search is None or eqn.primitive in (pvary_p, snapshot_p) or not inexact:
             return ""
@@ -179,7 +179,7 @@ class SegmentBuilder:
         return f"; {function}(({results}), ({given}), p{name})"
 
     def device_places(self, varying: frozenset[str]) -> list[DevicePlace | None]:
-        """The first device that has each copy of a value; None on a mesh of one."""
+        """Return the first device that has each copy of a value; None on a mesh of one."""
         whole, own = Mesh(self.program.axis_sizes), dict(self.fixed)
         if not self.mesh.is_fully_addressable:
             (own,) = copy_coordinates(self.mesh, frozenset(self.mesh.axis_names))
@@ -188,12 +188,12 @@ class SegmentBuilder:
         return [DevicePlace(whole.position(c), c) if whole.size > 1 else None for c in coordinates]
 
     def places_of_copies(self, varying: frozenset[str]) -> list[DevicePlace | None]:
-        """The device of each copy; None of a value that all devices of this process have."""
+        """Return the device of each copy; None for a value that all devices of this process have."""
         several = self.count(varying) > 1 or not self.mesh.is_fully_addressable
         return self.device_places(varying) if several else [None]
 
     def argument(self, atom: Var, varying: frozenset[str]) -> tuple[str, bool]:
-        """The expression of an argument of a segment, and True where it has one value for each copy."""
+        """Return the expression of an argument of a segment, and True if it has one value for each copy."""
         name = self.name(atom)
         have = self.count(atom.type.varying)
         if have == 1:
@@ -204,7 +204,7 @@ class SegmentBuilder:
         return f"{self.names.of(take, 'm', ('map', atom.type.varying, varying))}({name})", True
 
     def call(self, eqn: Equation, operands: list[str], varying: frozenset[str], arguments: dict[str, tuple[str, bool]]) -> str:
-        """The expression of one equation inside a segment."""
+        """Return the expression of one equation inside a segment."""
         if eqn.primitive is pvary_p:
             return operands[0]
         if eqn.primitive in (axis_index_p, own_slice_p):
@@ -238,7 +238,7 @@ class SegmentBuilder:
         return f"{self.names.of(library.compute(eqn), 'f', key)}({', '.join(operands)})"
 
     def drop_dead(self, lines: list[str], equations: list[Equation], results: list[Var]) -> list[str]:
-        """Delete large intermediates after their last use, so that their memory serves the next ones."""
+        """Delete large intermediates after their last use, so that the next ones can take their memory."""
         last: dict[Var, int] = {}
         for i, eqn in enumerate(equations):
             last.update((a, i) for a in (*eqn.inputs, *eqn.outputs) if type(a) is Var)
@@ -252,10 +252,10 @@ class SegmentBuilder:
     def call_segment(
         self, function: str, arguments: Mapping[str, tuple[str, bool]], returned: str, results: int, count: int
     ) -> str:
-        """The statement that calls a segment for each copy."""
+        """Return the statement that calls a segment for each copy."""
         if count == 1:
             return f"{returned} = {function}({', '.join(e for e, _ in arguments.values())})"
-        # No comprehensions: each is a scope, for which Python's compiler copies the names of all values of the driver.
+        # No comprehensions: each is a scope, and Python's compiler copies the names of all the driver's values for it.
         repeat = self.names.of(itertools.repeat, "f", "repeat")
         each = [e if many else f"{repeat}({e}, {count})" for e, many in arguments.values()]
         calls = f"map({', '.join([function, *each])})" if each else f"({f'{function}(), ' * count})"

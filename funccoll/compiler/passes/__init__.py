@@ -25,13 +25,13 @@ from .rewrite import at_all_depths
 __all__ = ["PASSES", "STAGES", "run_passes"]
 
 PASSES: tuple[Callable[[Program], Program], ...] = (
-    inline.inline,  # higher primitives become plain equations
-    dead_code.dead_code,  # what no output needs is dropped
-    common_subexpressions.common_subexpressions,  # what is computed twice is computed once
-    algebra.algebra,  # fewer bytes are moved: own_slice of all_reduce becomes reduce_scatter
-    combine_collectives.combine,  # small collectives become one
+    inline.inline,  # replace higher primitives by plain equations
+    dead_code.dead_code,  # drop what no output needs
+    common_subexpressions.common_subexpressions,  # compute once what is computed twice
+    algebra.algebra,  # move fewer bytes: own_slice of all_reduce becomes reduce_scatter
+    combine_collectives.combine,  # merge small collectives
 )
-"""Rewrites that need nothing but the program."""
+"""Rewrites that need only the program."""
 
 STAGES: dict[str, tuple[Callable, ...]] = {
     # `TracedFunction.lower` calls run_passes. The last one also takes the function that chooses an algorithm.

@@ -1,11 +1,11 @@
 """Algebra of collectives: rewrites that move fewer bytes and give the same bits.
 
-own_slice(all_reduce(x)) = reduce_scatter(x);  all_gather(reduce_scatter(x)) = all_reduce(x);
-all_gather and own_slice undo each other;  all_to_all and its reverse cancel;  permutes compose;
-broadcast(pvary(x)) = x.
+    own_slice(all_reduce(x)) = reduce_scatter(x);  all_gather(reduce_scatter(x)) = all_reduce(x);
+    all_gather and own_slice undo each other;  all_to_all and its reverse cancel;  permutes compose;
+    broadcast(pvary(x)) = x.
 
-A collective that changes its kind gets the algorithm that the compiler chooses. One with an algorithm that the user
-forces keeps its kind, but is removed like others where two collectives undo each other.
+A collective that changes its kind gets the algorithm that the compiler chooses. If the user forces its algorithm, it keeps its
+kind. It is still removed if two collectives undo each other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _same(outer: dict, inner: dict, *names: str) -> bool:
 
 
 def _free(*collectives: dict) -> bool:
-    """True when the compiler chooses the algorithm of each of these collectives."""
+    """True if the compiler chooses the algorithm of each of these collectives."""
     return all(params["algorithm"] is None for params in collectives)
 
 
@@ -76,7 +76,7 @@ RULES: dict[tuple[Any, Any], Rule] = {
     (c.permute_p, c.permute_p): _compose,
     (c.broadcast_p, c.pvary_p): _copies,
 }
-"""(outer, inner) primitive -> rule, where the only operand of outer is a result of inner."""
+"""(outer, inner) primitive -> rule, if the only operand of outer is a result of inner."""
 
 
 def algebra(program: Program) -> Program:
@@ -89,7 +89,7 @@ def algebra(program: Program) -> Program:
 
 
 def _once(program: Program) -> Program | None:
-    """One sweep over the program; None when nothing changed."""
+    """Rewrite the program in one sweep; None if nothing changed."""
     defined, uses = definitions(program), use_counts(program)
     # A barrier orders collectives: nothing is rewritten across one.
     region, number = {}, 0

@@ -1,15 +1,15 @@
 """Buffers: the plan of which results take a dead operand's memory, and which may share memory with arguments.
 
-Values live in NumPy arrays of one process. Those that may share memory (views, pvary, collectives whose results are
-their operands' memory) form one storage class. Memory is reused only when the whole class is dead and one device alone
-computed it; a class that a pvary or a collective touched is left alone, because several devices may read it. Between processes
-a large result of a collective is memory of this process alone, and is reused as well.
+Values are NumPy arrays of one process. Values that may share memory form one storage class: views, pvary, collectives whose
+results are their operands' memory. Memory is reused only if the whole class is dead and one device alone computed it. A class
+that a pvary or a collective touched is never reused, because several devices may read it. Between processes a large result of a
+collective is memory of this process alone, and is reused as well.
 
-A primitive that works in place (an optimizer's step) takes more: the memory of donated arguments, and of a class that a pvary
-or a collective of this process touched, where all that reads it has run before.
+A primitive that works in place (an optimizer's step) takes more. It takes the memory of donated arguments. It also takes the
+memory of a class that a pvary or a collective of this process touched, if all its readers have run before.
 
-A result that is written into an operand's memory has that operand's strides, on which the bits of later sums depend. So the
-plan lays out every value alike on all transports (`core/array_order.py`).
+A result that is written into an operand's memory has that operand's strides, and the bits of later sums depend on strides. So
+the plan lays out every value alike on all transports (`core/array_order.py`).
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ __all__ = ["SMALL_RESULT_BYTES", "Buffers", "plan_buffers"]
 class Buffers:
     """The plan for one program.
 
-    `reuse[v] = k`: the equation that defines v may write into its operand number k. `borrowed`: variables that
-    may share memory with an argument or a captured constant. `published`: large values that a collective reads; their
-    equations write them into memory of the device, in C order. `overwritten`: donated inputs that the program writes into, so
-    that their memory must be the program's alone. `bodies`: the plans of the programs that control flow runs. `strided`:
-    variables that may lie in another order than C. `arranged`: results of collectives of virtual devices that must be brought
-    into it.
+    - `reuse[v] = k`: the equation that defines v may write to its operand number k.
+    - `borrowed`: variables that may share memory with an argument or a captured constant.
+    - `published`: large values that a collective reads; their equations write them to memory of the device, in C order.
+    - `overwritten`: donated inputs that the program writes to, so their memory must be the program's alone.
+    - `bodies`: the plans of the programs that control flow runs.
+    - `strided`: variables that may lie in another order than C.
+    - `arranged`: results of collectives of virtual devices that must be brought into that order.
     """
 
     reuse: dict[Var, int]
@@ -54,7 +55,7 @@ class Buffers:
     arranged: frozenset[Var] = frozenset()
 
     def without_reuse(self) -> Buffers:
-        """The plan in which no operand is overwritten."""
+        """Return the plan in which no operand is overwritten."""
         bodies = {body: plan.without_reuse() for body, plan in self.bodies.items()}
         return replace(self, reuse={}, overwritten=frozenset(), bodies=bodies)
 
@@ -74,8 +75,8 @@ _KEEP_ORDER = {
 }
 """Primitives besides ufuncs whose results lie in C order if their operands do."""
 SMALL_RESULT_BYTES = 1 << 16
-"""Bytes up to which a collective's result stays as it is: to allocate another array is quick, and transports keep small results
-for their next calls. Larger ones a transport between processes must give as arrays that can be written."""
+"""Bytes up to which a collective's result is not written to. Allocating another array is quick, and transports keep small
+results for their next calls. A transport between processes must return larger ones as writable arrays."""
 
 
 def plan_buffers(
@@ -83,8 +84,11 @@ def plan_buffers(
 ) -> Buffers:
     """Plan the buffers of a program whose higher primitives are inlined, in the order in which it runs.
 
-    `aliases`: a collective's result may be its operand's memory, as between virtual devices. `publishes`: large operands of
-    collectives are computed into memory of the device, where peers may read them. `donated`: inputs that the caller gives up.
+    Args:
+        program: The program.
+        aliases: A collective's result may be its operand's memory, as between virtual devices.
+        publishes: Large operands of collectives are computed into memory of the device, and peers may read them there.
+        donated: Inputs that the caller donates.
     """
     last_use: dict[Var, int] = {}
     for i, eqn in enumerate(program.equations):
@@ -97,8 +101,8 @@ def plan_buffers(
     reuse = _reuse(program, memory, last_use)
     large = any(_may_be_written(eqn, v) for eqn in program.collectives() for v in eqn.outputs)
     if aliases and large:
-        # A process may write into a collective's result, which lies in C order, and so what it writes does. NumPy lays out a
-        # new array likewise where any operand lies in C order. Another operand's memory could have other strides.
+        # A process may write to a collective's result, which lies in C order, and so does what it writes. NumPy lays out a
+        # new array in C order too, if any operand does. Another operand's memory could have other strides.
         between_processes = _reuse(program, _storage_of(program, bodies, aliases=False), last_use)
         reuse = {out: k for out, k in reuse.items() if between_processes.get(out) == k}
     outside, storage, views, exposed = memory.outside, memory.storage, memory.views, memory.exposed
@@ -114,14 +118,14 @@ def plan_buffers(
 
 @dataclass(frozen=True)
 class _Storage:
-    """Variables that share memory, and those that may be written into or read elsewhere."""
+    """Variables that share memory, and those that may be written to or read elsewhere."""
 
     outside: set[Var]
     """Inputs and constants."""
     storage: dict[Var, set[Var]]
     """Every variable's storage class, one set for all its members."""
     private: set[Var]
-    """Allocated by compute on one device, reached by views alone."""
+    """Allocated by compute on one device, and only views share it."""
     views: set[Var]
     exposed: set[Var]
     """Read or made by collectives between processes."""
@@ -140,7 +144,7 @@ def _storage_of(program: Program, bodies: Mapping[Program, Buffers], aliases: bo
                 storage[var] = {var}
             for var, atom in _shared_by_control(eqn, bodies):
                 _join(storage, var, atom)
-            for a in eqn.inputs:  # its programs may read them in every iteration, and collectives in them at any time
+            for a in eqn.inputs:  # its programs may read them in every iteration, and collectives in these at any time
                 if type(a) is Var:
                     private.difference_update(storage[a])
                     exposed.add(a)
@@ -158,7 +162,7 @@ def _storage_of(program: Program, bodies: Mapping[Program, Buffers], aliases: bo
                 private.add(var)
             if shares:
                 views.add(var)
-        if collective and not shares:  # it may run later than its place in the program: its operands are not overwritten
+        if collective and not shares:  # it may run later than its place in the program, so its operands are not overwritten
             exposed.update(eqn.outputs)
             for a in eqn.inputs:
                 if type(a) is Var:
@@ -170,7 +174,7 @@ def _storage_of(program: Program, bodies: Mapping[Program, Buffers], aliases: bo
 
 
 def _reuse(program: Program, memory: _Storage, last_use: Mapping[Var, int]) -> dict[Var, int]:
-    """The results that may be written into an operand's memory, and the operand's number."""
+    """Return the results that may be written to an operand's memory, and the operand's number."""
     storage, private, views = memory.storage, memory.private, memory.views
     reuse: dict[Var, int] = {}
     for i, eqn in enumerate(program.equations):
@@ -178,7 +182,7 @@ def _reuse(program: Program, memory: _Storage, last_use: Mapping[Var, int]) -> d
             continue
         (out,) = eqn.outputs
         for k, atom in enumerate(eqn.inputs):
-            # Nothing writes into a view: it may be a part of its memory, or its elements may overlap (broadcast_to).
+            # Views are not written to: a view may be a part of its memory, or its elements may overlap (broadcast_to).
             if isinstance(atom, Literal) or atom not in private or atom in views or not out.type.shape:
                 continue
             if last_use[atom] > i:
@@ -187,7 +191,7 @@ def _reuse(program: Program, memory: _Storage, last_use: Mapping[Var, int]) -> d
                 continue
             if len(members := storage[atom]) > 1:
                 dead = all(m in private and last_use.get(m, -1) <= i for m in members)
-                # Another operand that is a view of the same memory could be read after it was overwritten.
+                # Another operand that views the same memory could be read after it was overwritten.
                 if not dead or any(a is not atom and a in members for a in eqn.inputs if type(a) is Var):
                     continue
             reuse[out] = k
@@ -196,8 +200,8 @@ def _reuse(program: Program, memory: _Storage, last_use: Mapping[Var, int]) -> d
 
 
 def _shared_by_control(eqn: Equation, bodies: Mapping[Program, Buffers]) -> list[tuple[Var, Var]]:
-    """Pairs of a result of control flow and an operand whose memory it may be; what a scan stacks is its own."""
-    first = len(eqn.inputs) - len(eqn.outputs)  # of the carry, with which a loop without iterations ends
+    """Yield pairs of a result of control flow and an operand whose memory it may be. What a scan stacks has its own memory."""
+    first = len(eqn.inputs) - len(eqn.outputs)  # pairs of the carry: a loop without iterations returns it
     programs, results = eqn.params.get("branches") or (eqn.params["body"],), eqn.outputs
     if eqn.primitive is scan_p:
         first, results = eqn.params["consts"], results[: eqn.params["carry"]]
@@ -218,15 +222,15 @@ def _work_in_place(
     owners: set[Var],
     exposed: set[Var],
 ) -> frozenset[Var]:
-    """Add the results of in-place primitives that may take their operands' memory to `reuse`; return these operands.
+    """Add to `reuse` the results of in-place primitives that may take their operands' memory; return these operands.
 
-    `owners` have memory of their own, `exposed` may be read by peers.
+    `owners` have their own memory, peers may read `exposed`.
     """
     if not any(eqn.primitive.in_place for eqn in program.equations):
         return frozenset()
     readers: dict[Var, list[int]] = {}
     made: dict[Var, Equation] = {}
-    barriers = [0]  # by equation, the number of equations before it that communicate: they run when all before has run
+    barriers = [0]  # by equation, the number of communicating equations before it: these run when all before has run
     for i, eqn in enumerate(program.equations):
         barriers.append(barriers[-1] + eqn.primitive.communicates)
         made.update(dict.fromkeys(eqn.outputs, eqn))
@@ -234,13 +238,13 @@ def _work_in_place(
             readers.setdefault(a, []).append(i)
 
     def has_run(reader: int, i: int, alike: bool) -> bool:
-        """True when an equation runs before the i-th on every device: between collectives, what varies less runs first.
+        """True if an equation runs before the i-th on every device. Between collectives, what varies less runs first.
 
-        What varies alike runs in order on each device, and so it counts where a device reads its own memory alone (`alike`).
+        Equations that vary alike run in order on each device. That counts if a device reads only its own memory (`alike`).
         """
         if barriers[i] > barriers[reader]:
             return True
-        if not program.equations[reader].outputs:  # control flow for its effects alone
+        if not program.equations[reader].outputs:  # control flow only for its effects
             return False
         first, second = (program.equations[k].outputs[0].type.varying for k in (reader, i))
         return (alike and first == second) or (len(first), sorted(first)) < (len(second), sorted(second))
@@ -252,7 +256,7 @@ def _work_in_place(
             if type(atom) is not Var or atom not in owners or atom in written:
                 continue
             members = storage[atom]
-            # What shares the memory was made from this owner, is dead, and its readers have run; so no other operand reads it.
+            # All that shares the memory was made from this owner, is dead, and its readers have run: no other operand reads it.
             own = all(m is atom or m not in owners for m in members) and members.isdisjoint(exposed)
             known = own and all(m is atom or m in made for m in members)
             dead = known and all(last_use.get(m, -1) <= (i if m is atom else i - 1) for m in members)
@@ -265,15 +269,15 @@ def _work_in_place(
 
 
 def _may_be_written(eqn: Equation, result: Var) -> bool:
-    """True when compute may write into a collective's result between processes: it is large, and every rank receives it.
+    """True if compute may write to a collective's result between processes: it is large, and every rank receives it.
 
-    Where some get zeros, those are one array for all calls.
+    If some ranks get zeros, those are one array for all calls.
     """
     return result.type.nbytes > SMALL_RESULT_BYTES and result.type.varying.isdisjoint(eqn.axes())
 
 
 def _published(program: Program, reuse: dict[Var, int]) -> frozenset[Var]:
-    """Values that own the memory of large operands of collectives, and can be computed into given memory."""
+    """Return values that own the memory of large operands of collectives, and can be computed into given memory."""
     made = {v: eqn for eqn in program.equations for v in eqn.outputs}
     found = set()
     for eqn in program.equations:
@@ -294,10 +298,10 @@ def _published(program: Program, reuse: dict[Var, int]) -> frozenset[Var]:
 
 
 def _strided(program: Program, published: frozenset[Var]) -> frozenset[Var]:
-    """Variables that may lie in another order than C: views, and what NumPy lays out like one.
+    """Return variables that may lie in another order than C: views, and results that NumPy lays out like one.
 
-    Inputs and constants, results of collectives and of control flow lie in C order, and so does what these primitives make of
-    operands that do.
+    Inputs and constants, results of collectives and of control flow lie in C order. So do results of these primitives if their
+    operands do.
     """
     found: set[Var] = set()
     for eqn in program.equations:
@@ -314,7 +318,7 @@ def _strided(program: Program, published: frozenset[Var]) -> frozenset[Var]:
 
 
 def _arranged(program: Program, strided: frozenset[Var]) -> frozenset[Var]:
-    """Results of collectives that lie as a strided operand, or are parts of it."""
+    """Return results of collectives that lie as a strided operand, or are parts of it."""
     return frozenset(
         v
         for eqn in program.equations
@@ -325,14 +329,14 @@ def _arranged(program: Program, strided: frozenset[Var]) -> frozenset[Var]:
 
 
 def _can_write(eqn: Equation) -> bool:
-    """True when NumPy can compute an equation's output into given memory (`out=`)."""
+    """True if NumPy can compute an equation's output into given memory (`out=`)."""
     out = eqn.outputs[0].type
     plain = eqn.primitive is matmul_p and out.dtype != bfloat16
     return len(out.shape) > 0 and (plain or eqn.primitive.ufunc is not None)
 
 
 def _join(storage: dict[Var, set[Var]], a: Var, b: Var) -> None:
-    """Merge the classes of a and b: the smaller one moves, so that all joins together take n log n steps."""
+    """Merge the classes of a and b. The smaller one moves, so all merges together take n log n steps."""
     small, large = sorted((storage[a], storage[b]), key=len)
     if small is not large:
         large |= small

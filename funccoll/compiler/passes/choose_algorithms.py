@@ -1,7 +1,7 @@
 """Choice of algorithms: every collective gets the compiler's choice, unless the user names one.
 
-The cheapest algorithm depends on the machine, which passes do not know: the choice is handed down. From here on the
-algorithm is part of the program, and so of its text and its fingerprint.
+The cheapest algorithm depends on the machine, and passes do not know it: `choose` is an argument. From here on the algorithm is
+part of the program, and so of its text and its fingerprint.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from ...core.ir import Equation, Program
 __all__ = ["Choose", "choose_algorithms"]
 
 Choose = Callable[[Equation], str]
-"""Function from a collective (a barrier is one) to the name of an algorithm for it."""
+"""A function from a collective (also a barrier) to the name of an algorithm for it."""
 
 
 def choose_algorithms(program: Program, choose: Choose) -> Program:
-    """Set `algorithm` on every collective where it is None."""
+    """Set `algorithm` on every collective that has None."""
 
     def chosen(eqn: Equation) -> Equation:
         if not eqn.primitive.communicates or eqn.params["algorithm"] is not None:

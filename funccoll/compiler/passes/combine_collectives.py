@@ -1,9 +1,9 @@
 """Combine small collectives of one kind into one operation with several operands.
 
-The depth of a collective is the length of the longest chain of collectives before it. Two at one depth are
-independent: a path from one to the other would make the second one deeper. So everything at one depth may be merged,
-and no dependency is crossed. What is behind a fence is deeper than all before it. Barriers are never crossed either. A bucket
-of gradients is combined with nothing else: its size is the user's, and it is reduced where its last gradient is made.
+The depth of a collective is the length of the longest chain of collectives before it. Two at one depth are independent: a path
+from one to the other would make the second one deeper. So all at one depth may be merged, and no dependency is crossed. A
+collective after a fence is deeper than all before it. Barriers are never crossed either. A bucket of gradients is never
+combined: its size is the user's, and it is reduced as soon as its last gradient is ready.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ COMBINE_BYTES = 1 << 20
 
 def _key(eqn: Equation) -> tuple:
     dtypes = {a.type.dtype for a in eqn.inputs}
-    # What varies must agree too: the groups of devices that take part are then the same.
+    # `varying` must agree too: then the same groups of devices take part.
     return eqn.primitive, tuple(sorted(eqn.params.items())), frozenset(dtypes), eqn.inputs[0].type.varying, eqn.bucket
 
 
 def nbytes(eqn: Equation) -> int:
-    """Bytes that one device contributes."""
+    """Return the bytes that one device contributes."""
     return sum(a.type.nbytes for a in eqn.inputs)
 
 
@@ -46,7 +46,7 @@ def combine(program: Program, limit: int = COMBINE_BYTES) -> Program:
 
 
 def _combine_region(equations: list[Equation], limit: int) -> list[Equation]:
-    depth: dict[Var, tuple[int, int]] = {}  # fences and collectives before it: a second run joins nothing of the first
+    depth: dict[Var, tuple[int, int]] = {}  # fences and collectives before it: a second run merges nothing of the first
     open_groups: dict[tuple, list[Equation]] = {}
     groups: list[list[Equation]] = []
     sizes: dict[int, int] = {}
@@ -71,9 +71,9 @@ def _combine_region(equations: list[Equation], limit: int) -> list[Equation]:
 
 
 def _order(equations: list[Equation], merged: dict[Equation, list[Equation]]) -> list[Equation]:
-    """The equations in the given order, but each merged group at its last member, and readers after it.
+    """Return the equations in the given order, but each merged group at its last member, and readers after it.
 
-    What shows values also waits for what did so before it.
+    An equation that shows values also waits for all that did so before it.
     """
     order = {eqn: Var(ArrayType((), np.dtype(np.bool_))) for eqn in equations if eqn.reports}
     last_report: Var | None = None
@@ -87,7 +87,7 @@ def _order(equations: list[Equation], merged: dict[Equation, list[Equation]]) ->
         return (*eqn.outputs, order[eqn]) if eqn in order else eqn.outputs
 
     def emit(eqn: Equation) -> list[Equation]:
-        """Append an equation; return the readers that waited for nothing else."""
+        """Append an equation; return the readers that waited only for it."""
         out.append(eqn)
         ready = []
         for var in results(eqn):
@@ -99,7 +99,7 @@ def _order(equations: list[Equation], merged: dict[Equation, list[Equation]]) ->
         return ready
 
     def visit(eqn: Equation) -> None:
-        ready = [eqn]  # a stack: a chain of readers may be as long as the program
+        ready = [eqn]  # a stack, because a chain of readers may be as long as the program
         while ready:
             eqn = ready.pop()
             group = merged.get(eqn)

@@ -31,7 +31,7 @@ def common_subexpressions(program: Program) -> Program:
 
 
 def _stack_once(eqn: Equation, env: dict[Var, Atom]) -> Equation:
-    """The scan without the results that are another one's, which `env` then names.
+    """Return the scan without results that repeat another one; `env` then maps them to that one.
 
     A gradient needs what its function returns: its residuals are often among the results.
     """

@@ -20,7 +20,7 @@ def dead_code(program: Program) -> Program:
         if eqn.primitive is scan_p:
             eqn = _prune_scan(eqn, wanted)
         elif not all(wanted) and (eqn.primitive.kind == "collective" or eqn.primitive is optimization_barrier_p):
-            operands = zip(eqn.inputs, wanted, strict=False)  # one for each output; a barrier's tokens stand behind them
+            operands = zip(eqn.inputs, wanted, strict=False)  # one for each output, before a barrier's tokens
             eqn = eqn.replace(
                 inputs=(*(a for a, w in operands if w), *eqn.inputs[len(wanted) :]),
                 outputs=tuple(v for v, w in zip(eqn.outputs, wanted, strict=True) if w),
@@ -32,11 +32,11 @@ def dead_code(program: Program) -> Program:
 
 
 def _prune_scan(eqn: Equation, wanted: list[bool]) -> Equation:
-    """The scan without the results that are not wanted, and without the carries and operands that only these need."""
+    """Return the scan without the results that are not wanted, and without the carries and operands that only these need."""
     body: Program = eqn.params["body"]
     consts, carry = eqn.params["consts"], eqn.params["carry"]
     keep = list(wanted)
-    while True:  # a carry is needed as well where a result that is kept reads it in a later iteration
+    while True:  # a carry is also needed if a kept result reads it in a later iteration
         outputs = tuple(a for a, k in zip(body.outputs, keep, strict=True) if k)
         pruned = dead_code(body.replace(outputs=outputs))
         read = {a for e in pruned.equations for a in e.inputs} | set(outputs)

@@ -1,4 +1,4 @@
-"""Optimization barriers are dropped: they have kept in place what is computed again, and the order of execution is settled."""
+"""Removal of optimization barriers: they kept repeated computation in place, and the order of execution is settled now."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Groups of collectives: those that need nothing computed between them are put side by side, to be executed in one call.
+"""Groups of collectives: those that need nothing computed between them stand side by side, to be executed in one call.
 
 Compute that needs no result of a group comes before it, the rest after it. Collectives keep their order, and so do equations
-that show values. A bucket of gradients
-ends its group, which stands where the bucket is reduced in the backward pass: its gradients may still be in the caches there,
-and measured that is a little faster than to reduce all of them in one call behind it (ddp.py). This pass runs before
-buffers are planned, because memory is free after its last use in the order that runs.
+that show values. A bucket of gradients ends its group, and the group stands where the bucket is reduced in the backward pass.
+Its gradients may still be in the caches there. Measured, that is a little faster than reducing all buckets in one call at the
+end (ddp.py). This pass runs before buffers are planned, because memory is free after its last use in the order that runs.
 """
 
 from __future__ import annotations

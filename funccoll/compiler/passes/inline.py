@@ -1,4 +1,4 @@
-"""Inlining: higher primitives are replaced by the functions that they carry, so that only plain equations are left."""
+"""Inlining: the functions of higher primitives replace them. Only plain equations are left."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ __all__ = ["inline"]
 
 
 def inline(program: Program) -> Program:
-    """Replace custom_vjp and checkpoint by their functions, grad_hook by one pvary for each operand, stop_gradient and
-    checkpoint_name by their operand."""
+    """Replace higher primitives by plain equations.
+
+    custom_vjp and checkpoint become their functions, and grad_hook one pvary for each operand. stop_gradient and
+    checkpoint_name become their operand.
+    """
     env: dict[Var, Atom] = {}
     out: list[Equation] = []
     extra: list = []
@@ -37,7 +40,7 @@ def inline(program: Program) -> Program:
 
 
 def _fresh(program: Program, arguments: tuple[Atom, ...]) -> Program:
-    """The body with `arguments` for its inputs, and with new variables: it may be inlined more than once."""
+    """Return the body with `arguments` for its inputs, and with new variables: it may be inlined more than once."""
     env: dict[Var, Atom] = dict(zip(program.inputs, arguments, strict=True))
     equations = []
     for eqn in program.equations:

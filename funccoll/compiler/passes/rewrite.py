@@ -11,7 +11,7 @@ __all__ = ["at_all_depths", "definitions", "resolve", "substitute", "use_counts"
 
 
 def at_all_depths(rewrite: Callable[[Program], Program]) -> Callable[[Program], Program]:
-    """The rewrite of a program and of the programs that its control flow runs, the outer one first."""
+    """Return the rewrite of a program and of the programs that its control flow runs, the outer one first."""
 
     def everywhere(program: Program) -> Program:
         program = rewrite(program)
@@ -23,19 +23,19 @@ def at_all_depths(rewrite: Callable[[Program], Program]) -> Callable[[Program], 
 
 
 def substitute(eqn: Equation, env: Mapping[Var, Atom]) -> Equation:
-    """The equation with its inputs replaced through `env`."""
+    """Return the equation with its inputs replaced through `env`."""
     if not any(a in env for a in eqn.inputs if type(a) is Var):
         return eqn
     return eqn.replace(inputs=tuple(resolve(a, env) for a in eqn.inputs))
 
 
 def resolve(atom: Atom, env: Mapping[Var, Atom]) -> Atom:
-    """The atom that replaces this one in `env`, or this one."""
+    """Return the atom that replaces this one in `env`, or this one."""
     return env.get(atom, atom) if type(atom) is Var else atom
 
 
 def use_counts(program: Program) -> Counter[Var]:
-    """Number of times that each variable is read; an output of the program is one."""
+    """Count how often each variable is read; an output of the program counts as a read."""
     uses: Counter[Var] = Counter(a for e in program.equations for a in e.inputs if type(a) is Var)
     uses.update(a for a in program.outputs if type(a) is Var)
     return uses

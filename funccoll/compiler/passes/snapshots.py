@@ -1,7 +1,7 @@
-"""Snapshots: reports read copies of the values that they show, made where these are.
+"""Snapshots: reports read copies of the values that they show. The copies are made next to the values.
 
-A value's last use decides which memory is written again, and so how results lie in memory, on which the bits of sums depend.
-With a copy a report is not a later use: the rest of the program runs as it does without reports.
+A value's last use decides which memory is written again. That decides how results lie in memory, and the bits of sums depend on
+it. With a copy, a report is not a later use. So the rest of the program runs as it does without reports.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["snapshots"]
 
 
 def snapshots(program: Program) -> Program:
-    """Add a copy of each value that a report shows, right behind what makes it."""
+    """Add a copy of each value that a report shows, right after the equation that makes it."""
     shown = [a for e in program.equations if e.primitive.kind == "debug" for a in e.inputs if isinstance(a, Var)]
     if not shown:
         return program
