@@ -118,11 +118,23 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective among `nranks` ranks.
+    """One collective among `nranks` ranks, without data.
 
-    `chunks` is the number of chunks of one block in one channel. Channels cut every block once more: channel j has
-    the j-th part of each block to itself, so channels never touch the same bytes. In a buffer, chunk numbers run
-    over the blocks of channel 0 first, then over those of channel 1.
+    Channels cut every block once more. Channel j has the j-th part of each block to itself, so channels never touch the same
+    bytes. In a buffer, chunk numbers run over the blocks of channel 0 first, then over those of channel 1.
+
+    Args:
+        kind: The collective's name, such as "all_reduce".
+        nranks: The number of ranks.
+        root: The root of a rooted collective.
+        pairs: The (source, destination) ranks of a permute.
+        chunks: The number of chunks of one block in one channel.
+        channels: The number of channels.
+
+    Example:
+        >>> collective = fc.schedules.Collective("all_gather", 4, chunks=2)
+        >>> print(collective, collective.input_chunks, collective.output_chunks)
+        all_gather on 4 ranks 2 8
     """
 
     kind: str
@@ -134,45 +146,59 @@ class Collective:
 
     @property
     def meaning(self) -> Kind:
-        """The kind's record."""
+        """Return the kind's record."""
         return KINDS[self.kind]
 
     @property
     def input_blocks(self) -> int:
-        """Blocks of one rank's input."""
+        """Return the number of blocks of one rank's input."""
         return self.meaning.input_blocks or self.nranks
 
     @property
     def output_blocks(self) -> int:
-        """Blocks of one rank's output."""
+        """Return the number of blocks of one rank's output."""
         return self.meaning.output_blocks or self.nranks
 
     @property
     def input_chunks(self) -> int:
-        """Chunks of one rank's input, all channels together."""
+        """Return the number of chunks of one rank's input, all channels together."""
         return self.input_blocks * self.chunks * self.channels
 
     @property
     def output_chunks(self) -> int:
-        """Chunks of one rank's output, all channels together."""
+        """Return the number of chunks of one rank's output, all channels together."""
         return self.output_blocks * self.chunks * self.channels
 
     @property
     def parts(self) -> int:
-        """Parts of one block: chunks times channels."""
+        """Return the number of parts of one block: chunks times channels."""
         return self.chunks * self.channels
 
     @property
     def block_divisor(self) -> int:
-        """Blocks that `nbytes` covers: those of the larger of input and output (see `Schedule.cost`)."""
+        """Return the number of blocks that `nbytes` covers: those of the larger of input and output (see `Schedule.cost`)."""
         return max(self.input_blocks, self.output_blocks)
 
     def has_output(self, rank: np.ndarray | int) -> np.ndarray:
-        """True for ranks that receive an output of the collective."""
+        """Return which ranks receive an output of the collective.
+
+        Args:
+            rank: A rank, or an array of ranks.
+
+        Returns:
+            A boolean array of the same shape.
+        """
         return self.meaning.receives(self, np.asarray(rank))
 
     def contributors(self, rank: int) -> tuple[int, ...]:
-        """The ranks whose input a rank's output holds: it cannot be complete before all of them take part."""
+        """Return the ranks whose input the output of a rank holds. The output cannot be complete before all of them take part.
+
+        Args:
+            rank: A rank.
+
+        Returns:
+            A tuple of ranks, empty if the rank has no output.
+        """
         if not self.has_output(rank):
             return ()
         blocks = np.arange(self.output_blocks)
@@ -201,7 +227,11 @@ class Collective:
         return np.concatenate(out).astype(np.int32)
 
     def required(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """The postcondition as columns (rank, output chunk, source rank or REDUCTION, input chunk)."""
+        """Return the postcondition as columns.
+
+        Returns:
+            Four arrays: rank, output chunk, source rank or REDUCTION, and input chunk.
+        """
         p, n = self.nranks, self.output_chunks
         rank = np.repeat(np.arange(p), n)
         chunk = np.tile(np.arange(n), p)
@@ -213,7 +243,14 @@ class Collective:
         return rank, chunk, np.full(rank.shape, source), (channel * self.input_blocks + from_block) * self.chunks + inner
 
     def check(self) -> Collective:
-        """Return self. Raises ScheduleError for sizes, a root or pairs that no schedule can have."""
+        """Check the sizes, the root and the pairs.
+
+        Returns:
+            The collective itself.
+
+        Raises:
+            ScheduleError: If no schedule can have them.
+        """
         check_kind(self.kind)
         for name in ("nranks", "chunks", "channels"):
             check_count(getattr(self, name), f"{self.kind}: {name}")

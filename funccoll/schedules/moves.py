@@ -18,7 +18,17 @@ _MOST_SCRATCH = 1 << 24
 
 
 class Place(NamedTuple):
-    """A chunk of a buffer on a rank."""
+    """A chunk of a buffer on a rank.
+
+    Args:
+        rank: The rank, or an array of ranks.
+        buffer: "input", "output" or "scratch".
+        chunk: The chunk's number, or an array of them.
+
+    Example:
+        >>> print(fc.schedules.Place(2, "output", 0))
+        output[0] of rank 2
+    """
 
     rank: Any
     buffer: str
@@ -30,13 +40,22 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Move:
-    """Every destination := left fold of the op over the sources; one source is a copy.
+    """One move: every destination := left fold of the op over the sources. One source is a copy.
 
-    `dsts` and `srcs` are places `(rank, buffer, chunk)`, or lists of them; buffers are "input" (read only), "output"
-    and "scratch". Ranks and chunks are integers, or integer arrays of one shape (broadcast): then this is many moves,
-    one per row, which happen at the same time. `count` consecutive chunks move, from the named ones on (an integer,
-    or an array; rows with 0 are skipped). `by` is the rank that executes it, by default the first destination's.
-    To accumulate, name the destination among the sources.
+    Ranks and chunks may be integer arrays of one shape (broadcast). Then this is many moves, one for each row, at the same
+    time. To accumulate, name the destination among the sources.
+
+    Args:
+        dsts: A place `(rank, buffer, chunk)`, or a list of places. Buffers are "output" and "scratch".
+        srcs: A place, or a list of places. Here "input" is a buffer, too. It is read only.
+        count: The number of consecutive chunks that move, from the named ones on. It may be an array; rows with 0 are skipped.
+        by: The rank that executes the move, by default the first destination's.
+        source: The line of your code that yields the move. `build` fills it in.
+        round: The number of the round. `build` fills it in.
+
+    Example:
+        >>> print(fc.schedules.Move((1, "output", 0), [(0, "input", 0), (1, "input", 0)]))
+        output[0]@1 := input[0]@0, input[0]@1
     """
 
     dsts: Any

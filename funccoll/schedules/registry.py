@@ -1,4 +1,4 @@
-"""The algorithms, by collective and name; users add their own with the decorator."""
+"""The algorithms, by collective and name. Users add their own with the decorator."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Algorithm:
     chunks: int | Callable[..., int] = 1
     power_of_two: bool = False
     schedule: Schedule | None = None
-    """The schedule that was registered under this name, which fits one number of ranks and one root."""
+    """The schedule that was registered under this name. It fits one number of ranks and one root."""
 
     @property
     def is_users(self) -> bool:
-        """True for the user's own, whose name does not determine its moves."""
+        """True for a user's own algorithm: its name does not determine its moves."""
         return self.schedule is not None or not self.function.__module__.startswith("funccoll.")
 
     @cached_property
@@ -53,13 +53,13 @@ class Algorithm:
         return Source(code.co_filename, code.co_firstlineno, code.co_name) if code else None
 
     def default_chunks(self, nranks: int, hosts: tuple[int, ...] | None = None) -> int:
-        """Chunks of one block when the caller names no number; `hosts` are for an algorithm that takes them."""
+        """Return the chunks of one block if the caller names no number. `hosts` are for an algorithm that takes them."""
         if not callable(self.chunks):
             return self.chunks
         return self.chunks(nranks, hosts) if len(inspect.signature(self.chunks).parameters) > 1 else self.chunks(nranks)
 
     def refusal(self, nranks: int, root: int | None = None) -> str | None:
-        """Reason why the algorithm cannot run on this number of ranks (with this root), or None."""
+        """Return the reason why the algorithm cannot run on this number of ranks (with this root), or None."""
         if self.schedule is not None:
             fixed = self.schedule.collective
             if nranks != fixed.nranks:
@@ -74,29 +74,48 @@ class Algorithm:
 _ALGORITHMS: dict[str, dict[str, Algorithm]] = {kind: {} for kind in KINDS}
 
 _FORMER = {("all_reduce", "owner"): "two_shot", ("reduce_scatter", "owner"): "direct"}
-"""Names that algorithms had before, which `find` knows, too."""
+"""Former names of algorithms. `find` knows them, too."""
 
 
 def algorithm(
     kind: str, *, name: str | None = None, chunks: int | Callable[..., int] = 1, power_of_two: bool = False
 ) -> Callable[[Any], Any]:
-    """Decorator: register a generator function as an algorithm for the collective `kind`.
+    """Register a generator function as an algorithm for a collective. This is a decorator.
 
-    The function takes the number of ranks p, and may take by name `root`, `chunks` (the caller's number), `hosts` (the host
-    of each rank, numbered from 0 in the order of first appearance), `levels` (hosts, ranks per host: where hosts are equal
-    and in the order of ranks) and `pairs`; for parameters of your own, register one algorithm for each value
-    (`name=f"tree{k}"`). It yields `Move`s. What one `yield` gives (a Move of arrays, or a list of Moves) is one round,
-    whose moves happen at the same time; a loop that yields single moves makes a round of each.
+    The function takes the number of ranks p. It may also take, by name, `root`, `chunks` (the caller's number), `hosts` (the
+    host of each rank, numbered from 0 in the order of first appearance), `levels` (hosts, ranks per host, if hosts are equal
+    and in the order of ranks) and `pairs`. For parameters of your own, register one algorithm for each value
+    (`name=f"tree{k}"`).
 
-    `chunks` is the number of chunks of one block: an integer, or a function of p (`lambda p: p`), or of p and `hosts`.
-    "input" and "output" have one block each, or p blocks in the output of all_gather and gather, the input of
-    reduce_scatter and scatter, and both of all_to_all; block b is what rank b contributes or receives.
-    Chunk number = block * chunks + part. "scratch" has the chunks that you use. `power_of_two` refuses other numbers of ranks.
+    The function yields moves. What one `yield` gives, a Move of arrays or a list of Moves, is one round. Its moves happen at
+    the same time. A loop that yields single moves makes a round of each.
 
-    Defining a function of the same name again, as notebooks do, replaces it (steps that are compiled keep the old one:
-    define them anew as well). Every schedule is proved before it runs.
-    Raises ScheduleError for an unknown collective, for a name that another function has, and for parameters that
-    `build` does not pass.
+    "input" and "output" have one block each. They have p blocks in the output of all_gather and gather, in the input of
+    reduce_scatter and scatter, and in both of all_to_all. Block b is what rank b contributes or receives. A chunk's number is
+    block * chunks + part. "scratch" has the chunks that you use.
+
+    If you define a function of the same name again, as in notebooks, it replaces the first. Steps that are compiled keep the
+    old one, so define them again as well. Every schedule is proved before it runs.
+
+    Args:
+        kind: The collective's name.
+        name: The algorithm's name, by default the function's.
+        chunks: The number of chunks of one block: an integer, or a function of p (`lambda p: p`), or of p and `hosts`.
+        power_of_two: True if the algorithm runs only on powers of two of ranks.
+
+    Returns:
+        A decorator that returns the function as it is.
+
+    Raises:
+        ScheduleError: If the collective is unknown, another function has the name, or the function has parameters that
+            `build` does not pass.
+
+    Example:
+        >>> @fc.schedules.algorithm("broadcast")
+        ... def star(p, root):
+        ...     yield [fc.schedules.Move((r, "output", 0), (root, "input", 0)) for r in range(p)]
+        >>> print(fc.schedules.build("broadcast", 4, "star").prove())
+        <Proof of star for broadcast on 4 ranks, root=0: 4 output chunks>
     """
     if callable(kind):
         raise ScheduleError('@algorithm needs the collective\'s name: write @schedules.algorithm("all_reduce").')
@@ -126,7 +145,7 @@ def algorithm(
 
 
 def add(found: Algorithm) -> None:
-    """Add a registered schedule, in the place of one of the same name. Raises ScheduleError for a name that a function has."""
+    """Add a registered schedule, in place of one of the same name. Raises ScheduleError if a function has the name."""
     before = _ALGORITHMS[found.kind].get(found.name)
     if before is not None and before.schedule is None:
         raise ScheduleError(f"{found.kind} has an algorithm named {found.name!r} already. Give yours another name.")
@@ -134,7 +153,22 @@ def add(found: Algorithm) -> None:
 
 
 def algorithms(kind: str, nranks: int | None = None) -> list[str]:
-    """The names of the algorithms for a collective; with `nranks`, only those that can run on that number of ranks."""
+    """Return the names of the algorithms for a collective.
+
+    Args:
+        kind: The collective's name.
+        nranks: A number of ranks. If you give it, only algorithms that can run on it are listed.
+
+    Returns:
+        A list of names. The first is the default.
+
+    Raises:
+        ScheduleError: If the collective is unknown.
+
+    Example:
+        >>> print(fc.schedules.algorithms("all_gather", 6))
+        ['direct', 'ring', 'bruck', 'circulant', 'pat', 'hierarchical']
+    """
     if nranks is not None:
         nranks = check_count(nranks, "nranks")
     return [a.name for a in _of(kind).values() if nranks is None or a.refusal(nranks) is None]
@@ -145,12 +179,27 @@ def _of(kind: str) -> dict[str, Algorithm]:
 
 
 def known(kind: str) -> tuple[Algorithm, ...]:
-    """The algorithms for a collective, in the order of registration."""
+    """Return the algorithms for a collective, in the order of registration."""
     return tuple(_of(kind).values())
 
 
 def describe(kind: str, name: str) -> str:
-    """Description of an algorithm: its signature's options, chunks, and docstring (rounds, bytes, cost, source)."""
+    """Return the description of an algorithm: its options and its docstring, with rounds, bytes, cost and source.
+
+    Args:
+        kind: The collective's name.
+        name: The algorithm's name.
+
+    Returns:
+        A text of several lines.
+
+    Raises:
+        ScheduleError: If the collective or the algorithm is unknown.
+
+    Example:
+        >>> print(fc.schedules.describe("all_gather", "ring").splitlines()[0])
+        all_gather ring
+    """
     if name not in _of(kind):
         raise ScheduleError(f"unknown algorithm {name!r} for {kind}. There are: {', '.join(algorithms(kind))}.")
     found = _of(kind)[name]
@@ -159,7 +208,7 @@ def describe(kind: str, name: str) -> str:
 
 
 def _check_parameters(function: Callable[..., Any], name: str) -> None:
-    """Refuse a function that `build` could not call."""
+    """Raise a ScheduleError for a function that `build` could not call."""
     positional = 0
     for parameter in inspect.signature(function).parameters.values():
         if parameter.name in _OPTIONS or parameter.default is not parameter.empty or parameter.kind in (2, 4):
@@ -175,7 +224,7 @@ def _check_parameters(function: Callable[..., Any], name: str) -> None:
 
 
 def find(kind: str, name: str | None, nranks: int, root: int | None = None) -> Algorithm:
-    """The algorithm of that name, or the kind's first when None. Raises ScheduleError, with the names that exist."""
+    """Return the algorithm of that name, or the kind's first for None. Raises ScheduleError, with the names that exist."""
     found = _of(kind)
     if name is None:
         return next(iter(found.values()))

@@ -36,15 +36,29 @@ _LIBRARY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "library", "
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """Moves in program order, in rounds whose moves happen at the same time. Made by `build`.
+    """Moves in program order, in rounds whose moves happen at the same time. `build` makes schedules.
 
-    Raises ScheduleError for columns that do not fit each other, and for places that do not exist.
+    One and the same schedule is proved, costed, simulated, drawn and executed.
+
+    Raises:
+        ScheduleError: If the columns do not fit each other, or a place does not exist.
+
+    Example:
+        >>> schedule = fc.schedules.build("reduce_scatter", 4, "ring")
+        >>> print(schedule)
+        <Schedule ring for reduce_scatter on 4 ranks: 3 rounds, 12 moves, 1 chunk per block>
+        >>> print(schedule.prove())
+        <Proof of ring for reduce_scatter on 4 ranks: 4 output chunks, 8 partial results>
     """
 
     collective: Collective
+    """The collective that the moves implement."""
     algorithm: str
+    """The algorithm's name."""
     batches: tuple[Batch, ...]
+    """The moves, as integer columns."""
     scratch_chunks: int = 0
+    """The number of chunks of scratch on each rank."""
     host_map: tuple[int, ...] | None = None
     """The host of each rank that a hierarchical algorithm was built for."""
 
@@ -67,12 +81,12 @@ class Schedule:
 
     @property
     def levels(self) -> tuple[int, int] | None:
-        """(hosts, ranks per host) of a hierarchical algorithm, where hosts are equal and in the order of ranks."""
+        """(hosts, ranks per host) of a hierarchical algorithm, if hosts are equal and in the order of ranks."""
         return levels_of(self.host_map)
 
     @property
     def channels(self) -> int:
-        """Streams of each rank, which work on separate parts of the data."""
+        """The number of streams of each rank. They work on separate parts of the data."""
         return self.collective.channels
 
     @functools.cached_property
@@ -82,14 +96,14 @@ class Schedule:
 
     @functools.cached_property
     def moves(self) -> MoveList:
-        """The single moves, made from the columns when they are read."""
+        """The single moves. They are made from the columns when you read them."""
         return MoveList(self.batches, self.places)
 
     @functools.cached_property
     def nrounds(self) -> int:
         """The number of rounds the algorithm yields.
 
-        Messages may have more, because a move that reads from and writes to other ranks takes two, or fewer, because
+        Messages may have more, because a move that reads from and writes to other ranks takes two. They may have fewer, because
         independent rounds are joined (`Streams.rounds`).
         """
         return 1 + max((b.round for b in self.batches), default=-1)
@@ -105,10 +119,22 @@ class Schedule:
         return found.hexdigest()
 
     def prove(self) -> Proof:
-        """Prove that the moves take the precondition to the postcondition; raises ScheduleError with what is wrong.
+        """Prove that the moves take the precondition to the postcondition. The result is kept.
 
-        Every output chunk holds exactly what it must, each contribution exactly once; reductions are combined in the
-        same order for all ranks; nothing is read before it is written. The result is kept.
+        Every output chunk holds exactly what it must, each contribution exactly once. Reductions are combined in the same order
+        for all ranks. Nothing is read before it is written.
+
+        Returns:
+            A `Proof`, with the expression of every output chunk.
+
+        Raises:
+            ScheduleError: If something is wrong. The message names the move, its line, and the rank and chunk.
+
+        Example:
+            >>> print(fc.schedules.build("all_reduce", 3).prove().text(rank=0))
+            output[0]@0 = x0[0] + x1[0] + x2[0]
+            output[1]@0 = x0[1] + x1[1] + x2[1]
+            output[2]@0 = x0[2] + x1[2] + x2[2]
         """
         return self._proof
 
@@ -119,11 +145,24 @@ class Schedule:
         return prove(self)
 
     def streams(self, hosts: Sequence[int] = ()) -> Streams:
-        """The proved schedule lowered to one instruction stream per rank and channel. The result is kept.
+        """Prove the schedule and lower it to one instruction stream per rank and channel. The result is kept.
 
-        `hosts` are those of the ranks, where they are several: what crosses from one to another is a message. The streams'
-        `schedule` is then this one, cut at the borders of hosts, with one stream for each rank. Raises ScheduleError for a
-        number of hosts that is not the number of ranks.
+        Args:
+            hosts: The host of each rank, if there are several hosts. Data cross from one host to another as messages. The
+                streams' `schedule` is then this one, cut at the borders of hosts, with one stream for each rank.
+
+        Returns:
+            `Streams`.
+
+        Raises:
+            ScheduleError: If the proof fails, or `hosts` does not have one host for each rank.
+
+        Example:
+            >>> print(fc.schedules.build("all_gather", 2).streams().text(rank=0))
+            rank 0, instruction 0: enter
+            rank 0, instruction 1: output[0]@0 := input[0]@0 (...)
+            rank 0, instruction 2: output[1]@0 := input[0]@1 (...)  after instruction 0 of rank 1
+            rank 0, instruction 3: leave  after instruction 2 of rank 1
         """
         key = tuple(hosts) if len(set(hosts)) > 1 else ()
         if key not in self._streams:
@@ -138,14 +177,33 @@ class Schedule:
         return {}
 
     def messages(self) -> Streams:
-        """The streams of ranks without common memory: each is a host of its own, and all that moves between ranks is a message.
+        """Return the streams of ranks without common memory: each rank is a host of its own, and data move as messages.
 
         A stream is then rounds of nonblocking sends and receives, with combines between them, for transports such as NCCL.
+
+        Returns:
+            `Streams`.
         """
         return self.streams(range(self.nranks))
 
     def cost(self, topology: Topology, nbytes: int) -> Cost:
-        """The α-β-γ cost of one execution; see `funccoll.schedules.model.cost`."""
+        """Compute the cost of one execution in the α-β-γ model; see `funccoll.schedules.model.cost`.
+
+        Args:
+            topology: The machine.
+            nbytes: The bytes of the larger of one rank's input and output.
+
+        Returns:
+            An object with `seconds`, `rounds`, `bytes_sent` and `bytes_reduced`.
+
+        Raises:
+            ScheduleError: If the topology has another number of ranks, or `nbytes` is not positive.
+
+        Example:
+            >>> schedule = fc.schedules.build("all_reduce", 4, "ring")
+            >>> print(schedule.cost(fc.schedules.Topology.ethernet(4), 1 << 20))
+            <Cost 762 µs: 6 rounds, 1,572,864 bytes sent and 786,432 reduced per rank>
+        """
         from .model.cost import cost
 
         return cost(self, topology, nbytes)
@@ -159,53 +217,106 @@ class Schedule:
         slow_links: Mapping[tuple[int, int], float] | None = None,
         lost_links: Iterable[tuple[int, int]] = (),
     ) -> Simulation:
-        """Run the streams on a model of the machine; `nbytes` are those of the larger of one rank's input and output.
+        """Run the streams on a model of the machine; see `funccoll.schedules.model.simulate`.
 
-        What if: `slow_ranks` {rank: factor}, `slow_links` {(source, destination): factor} take factor times as long;
-        `lost_links` [(source, destination), ...] carry nothing. The first simulation in a process takes some tenths
-        of a second longer (Numba); the first on a machine, some seconds. See
-        `funccoll.schedules.model.simulate`.
+        The first simulation in a process takes some tenths of a second longer, because Numba loads its code. The first on a
+        machine takes some seconds.
+
+        Args:
+            topology: The machine.
+            nbytes: The bytes of the larger of one rank's input and output.
+            slow_ranks: From a rank to a factor: its work takes that many times as long.
+            slow_links: From (source, destination) to a factor: messages there take that many times as long.
+            lost_links: The (source, destination) pairs that carry nothing.
+
+        Returns:
+            A simulation with `seconds`, `finish` (the seconds at which each rank leaves), `stuck_ranks` and `timeline()`.
+
+        Raises:
+            ScheduleError: If the topology has another number of ranks, or a rank, link or factor does not exist.
         """
         from .model.simulate import simulate
 
         return simulate(self, topology, nbytes, slow_ranks=slow_ranks, slow_links=slow_links, lost_links=lost_links)
 
     def draw(self, kind: str = "space_time", **options: Any) -> Drawing:
-        """Draw the schedule: "space_time", "link_matrix" or "chunk_table", by `fc.draw`'s function of that name."""
+        """Draw the schedule with `fc.draw`'s function of that name.
+
+        Args:
+            kind: "space_time", "link_matrix" or "chunk_table".
+            **options: The options of that function.
+
+        Returns:
+            A `fc.draw.Drawing`.
+
+        Raises:
+            DrawingError: If there is no such drawing.
+        """
         from ..draw import draw_schedule
 
         return draw_schedule(self, kind, **options)
 
     def to_msccl_xml(self) -> str:
-        """The proved schedule as XML for MSCCL's runtimes (Azure/msccl-executor-nccl, RCCL).
+        """Return the proved schedule as XML for MSCCL's runtimes (Azure/msccl-executor-nccl, RCCL). `from_msccl_xml` reads it.
 
         Each channel has on each rank one thread block for each direction of each connection, and one for local work. A rooted
-        collective also has the attribute `root`, which runtimes ignore. Raises ScheduleError for a collective that MSCCL does
-        not have, and above the runtimes' limits (steps, thread blocks). `fc.schedules.from_msccl_xml` reads it.
+        collective also has the attribute `root`, which runtimes ignore.
+
+        Returns:
+            The XML, a string.
+
+        Raises:
+            ScheduleError: If MSCCL does not have the collective, or the schedule exceeds the runtimes' limits (steps, thread
+                blocks).
         """
         from .export.msccl_export import to_msccl_xml
 
         return to_msccl_xml(self)
 
     def to_goal(self, nbytes: int, *, gamma: float = 1e-10) -> str:
-        """The proved schedule in GOAL, the input of LogGOPSim (its txt2bin reads the text).
+        """Return the proved schedule in GOAL, the input of LogGOPSim. Its txt2bin reads the text.
 
-        `nbytes` are those of the larger of one rank's input and output; a combine is a `calc` of `gamma` seconds for each
-        reduced byte, in whole nanoseconds; an empty message has one byte. Raises ScheduleError for bytes that the blocks do not
-        divide. Source: see `funccoll.schedules.export.goal`.
+        A combine is a `calc`, in whole nanoseconds. An empty message has one byte.
+
+        Source: see `funccoll.schedules.export.goal`.
+
+        Args:
+            nbytes: The bytes of the larger of one rank's input and output.
+            gamma: The seconds for each reduced byte.
+
+        Returns:
+            The text.
+
+        Raises:
+            ScheduleError: If the number of blocks does not divide `nbytes`.
         """
         from .export.goal import to_goal
 
         return to_goal(self, nbytes, gamma)
 
     def to_json(self) -> str:
-        """The schedule as JSON, which `fc.schedules.from_json` reads; see `funccoll.schedules.export.json_schedule`."""
+        """Return the schedule as JSON. `from_json` reads it. The format is in `funccoll.schedules.export.json_schedule`.
+
+        Returns:
+            The JSON, a string.
+        """
         from .export.json_schedule import to_json
 
         return to_json(self)
 
     def to_perfetto(self, path: str | os.PathLike[str] | None, topology: Topology, nbytes: int) -> str:
-        """The timeline of a simulation for Perfetto and chrome://tracing: `simulate(...).timeline().to_perfetto(path)`."""
+        """Write the timeline of a simulation for Perfetto and chrome://tracing.
+
+        This is `simulate(topology, nbytes).timeline().to_perfetto(path)`.
+
+        Args:
+            path: The file to write, or None for no file.
+            topology: The machine.
+            nbytes: The bytes of the larger of one rank's input and output.
+
+        Returns:
+            The text of the trace.
+        """
         return self.simulate(topology, nbytes).timeline().to_perfetto(path)
 
     def _repr_html_(self) -> str:
@@ -215,7 +326,7 @@ class Schedule:
         return titled(str(self.collective), table + self._picture())
 
     def _picture(self) -> str:
-        """The space-time diagram as SVG, where it is small; else how to see it."""
+        """Return the space-time diagram as SVG if it is small, and else a hint how to see it."""
         picture = ""
         if self.nranks <= 8 and self.nrounds <= 16:
             try:
@@ -254,14 +365,34 @@ def build(
     levels: tuple[int, int] | None = None,
     pairs: Sequence[tuple[int, int]] = (),
 ) -> Schedule:
-    """Build the schedule of a collective on `nranks` ranks by one algorithm (None: the kind's first).
+    """Build the schedule of a collective on `nranks` ranks by one algorithm.
 
-    `channels` independent streams per rank each run the whole algorithm on their part of the data. `chunks` is the
-    number of chunks of a block in a pipelined algorithm, `pairs` the (source, destination) ranks of a permute. `hosts` is the
-    host of each rank, for a hierarchical algorithm, such as (0, 0, 1, 1), or a number of equal hosts in the order of ranks;
-    `levels=(hosts, ranks per host)` is short for these, by default the factors of p nearest to √p, fewer hosts than ranks in
-    each. Raises ScheduleError for an unknown collective or algorithm (with the names that exist), a number of ranks
-    that it cannot run on, a root that is not a rank, and moves with places that do not exist.
+    Args:
+        kind: The collective's name.
+        nranks: The number of ranks.
+        algorithm: The algorithm's name, as `algorithms` lists them. None takes the first.
+        channels: The number of independent streams per rank. Each runs the whole algorithm on its part of the data.
+        root: The root of a rooted collective.
+        chunks: The number of chunks of a block in a pipelined algorithm.
+        hosts: The host of each rank, for a hierarchical algorithm, such as (0, 0, 1, 1). Or a number of equal hosts in the
+            order of ranks.
+        levels: Short for such `hosts`: (hosts, ranks per host). By default these are the factors of p nearest to √p, with fewer
+            hosts than ranks in each.
+        pairs: The (source, destination) ranks of a permute.
+
+    Returns:
+        A `Schedule`.
+
+    Raises:
+        ScheduleError: If the collective or the algorithm is unknown (the message names those that exist), it cannot run on this
+            number of ranks, the root is not a rank, or a move has places that do not exist.
+
+    Example:
+        >>> print(fc.schedules.build("all_reduce", 4, "ring"))
+        <Schedule ring for all_reduce on 4 ranks: 6 rounds, 24 moves, 4 chunks per block>
+        >>> print(fc.schedules.build("broadcast", 2).moves)
+        output[0]@0 := input[0]@0
+        output[0]@1 := input[0]@0
     """
     Collective(kind, nranks, root, check_pairs(pairs)).check()
     nranks, root = int(nranks), int(root)  # NumPy's integers may be narrow
@@ -288,7 +419,7 @@ def build(
 
 
 def _host_map(found: Algorithm, nranks: int, hosts: Any, levels: Any) -> tuple[int, ...] | None:
-    """The host of each rank for a hierarchical algorithm, None for others. Raises ScheduleError."""
+    """Return the host of each rank for a hierarchical algorithm, and None for others. Raises ScheduleError."""
     if not found.is_hierarchical:
         for option, value in (("hosts", hosts), ("levels", levels)):
             if value is not None:
@@ -307,13 +438,13 @@ def _host_map(found: Algorithm, nranks: int, hosts: Any, levels: Any) -> tuple[i
 
 
 def _takers(kind: str, *options: str) -> str:
-    """Sentence that names the algorithms which take one of the options."""
+    """Return a sentence that names the algorithms which take one of the options."""
     names = ", ".join(a.name for a in known(kind) if a.options.intersection(options)) or "none"
     return f"Of {kind}'s algorithms these take {options[-1]}: {names}. Your own takes it as a parameter of that name."
 
 
 def _rounds(found: Algorithm, collective: Collective, arguments: dict[str, Any]) -> Iterator[Batch]:
-    """Batches of the moves that the algorithm yields, each with the line of its yield."""
+    """Yield batches of the moves that the algorithm yields, each with the line of its yield."""
     generator = found.function(collective.nranks, **arguments)
     if not hasattr(generator, "gi_frame"):
         raise ScheduleError(
@@ -330,9 +461,9 @@ def _rounds(found: Algorithm, collective: Collective, arguments: dict[str, Any])
 
 
 def _line(generator: Any) -> Source | None:
-    """The line of the yield that a generator stands at: under `yield from`, the innermost one outside of the library.
+    """Return the line of the yield at which a generator stands: under `yield from`, the innermost one outside of the library.
 
-    For the library's own algorithms it is the line of the algorithm, which tells more than one in the combinators.
+    For the library's own algorithms it is the line of the algorithm, which says more than one in the combinators.
     """
     lines = []
     while getattr(generator, "gi_frame", None) is not None:
@@ -364,7 +495,7 @@ def _assemble(
 
 
 def _channel_shift(widths: tuple[int, int, int], channels: int, channel: int) -> np.ndarray:
-    """Offsets to add to each row of the one-channel schedule."""
+    """Return the offsets to add to each row of the one-channel schedule."""
     shifts = []
     before = 0
     for width in widths:

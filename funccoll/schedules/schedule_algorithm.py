@@ -1,4 +1,4 @@
-"""Schedules as algorithms: one that was read from a file gets a name, which programs can then use."""
+"""Schedules as algorithms: a schedule that was read from a file gets a name, for programs to use."""
 
 from __future__ import annotations
 
@@ -20,12 +20,26 @@ __all__ = ["register"]
 
 
 def register(schedule: Schedule, name: str | None = None) -> str:
-    """Make a schedule an algorithm of its collective, under `name` (by default its own); returns the name.
+    """Make a schedule an algorithm of its collective.
 
-    Programs use it as any other, `fc.all_reduce(x, "data", algorithm="mine")`, on meshes of the schedule's number of ranks (and
-    with its root or pairs); `build` makes it anew, with as many channels as it is asked for. The cost model may choose it,
-    too. A schedule of the same name that was registered before is replaced.
-    Raises ScheduleError for a schedule that its proof refuses, and for a name that another algorithm has.
+    Your program uses it like any other, `fc.all_reduce(x, "data", algorithm="mine")`, on meshes with the schedule's number of
+    ranks, root and pairs. `build` makes it with as many channels as you ask for. The cost model may choose it, too. It replaces
+    a schedule of the same name that you registered before.
+
+    Args:
+        schedule: A schedule, such as `from_json` or `from_msccl_xml` returns.
+        name: The algorithm's name, by default the schedule's own.
+
+    Returns:
+        The name.
+
+    Raises:
+        ScheduleError: If the schedule's proof fails, or another algorithm has the name.
+
+    Example:
+        >>> text = fc.schedules.build("all_gather", 4, "ring").to_json()
+        >>> print(fc.schedules.register(fc.schedules.from_json(text), "from_file"))
+        from_file
     """
     if not isinstance(schedule, Schedule):
         raise ScheduleError(f"register takes a Schedule, such as from_msccl_xml(path), not {schedule!r:.60}.")
@@ -60,7 +74,7 @@ def _generator(schedule: Schedule) -> Any:
 
 
 def _moves(batch: Batch, schedule: Schedule) -> Iterator[Move]:
-    """A batch as moves of arrays, one for each combination of buffers."""
+    """Return a batch as moves of arrays, one for each combination of buffers."""
     p, places = schedule.nranks, schedule.places
     firsts = np.array([places.first_row(b) for b in BUFFERS])
     codes = np.concatenate([batch.dst, batch.src], axis=1).astype(np.int64)
@@ -75,7 +89,7 @@ def _moves(batch: Batch, schedule: Schedule) -> Iterator[Move]:
 
 
 def _one_channel(schedule: Schedule) -> Schedule:
-    """The same moves with the chunks of all channels as those of one."""
+    """Return the same moves, with the chunks of all channels as those of one."""
     c = schedule.collective
     if c.channels == 1:
         return schedule

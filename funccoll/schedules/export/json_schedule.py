@@ -76,10 +76,21 @@ def to_json(schedule: Schedule) -> str:
 
 
 def from_json(text_or_path: str | os.PathLike[str]) -> Schedule:
-    """Read a schedule that `to_json` wrote, and prove it; returns a schedule with the same moves and digest.
+    """Read a schedule that `Schedule.to_json` wrote, and prove it. It has the same moves and the same digest.
 
-    `text_or_path` is the JSON (it begins with "{"), or the path of a file. Raises ScheduleError, with the path inside the
-    JSON, for what is not such a schedule, is too large, or does not do what it says.
+    Args:
+        text_or_path: The JSON (it begins with "{"), or the path of a file.
+
+    Returns:
+        A `Schedule`.
+
+    Raises:
+        ScheduleError: If it is not such a schedule, is too large, or its proof fails. The message has the path inside the JSON.
+
+    Example:
+        >>> schedule = fc.schedules.build("all_gather", 4, "ring")
+        >>> print(fc.schedules.from_json(schedule.to_json()).digest == schedule.digest)
+        True
     """
     text, name = read_text(text_or_path, "{", "JSON")
     try:

@@ -29,15 +29,28 @@ _MOST_LINES = 10_000
 
 
 def from_msccl_xml(text_or_path: str | os.PathLike[str]) -> Schedule:
-    """Read an algorithm in MSCCL's XML, and prove that it is the collective that it names; returns its schedule.
+    """Read an algorithm in MSCCL's XML, and prove that it is the collective that it names.
 
-    `text_or_path` is the XML (it begins with "<"), or the path of a file. `fc.schedules.register` makes the schedule an
-    algorithm that programs can name. Consecutive `re` steps to one destination are one fold, which is rounded once. A
-    rooted collective's root is the attribute `root` (funccoll's own), else the only rank with an input or an output.
+    `fc.schedules.register` makes the schedule an algorithm that your program can name. Consecutive `re` steps to one
+    destination are one fold, which is rounded once. A rooted collective's root is the attribute `root` (funccoll's own), else
+    the only rank with an input or an output.
 
-    Raises ScheduleError, with the line, for a file that is not well-formed MSCCL XML or too large, and for one that deadlocks,
-    has a race, or does not do what it says; ranks that add in different orders, whose sums differ in the last bits, are
-    refused, too. Source: see `funccoll.schedules.export.msccl_format`.
+    Source: see `funccoll.schedules.export.msccl_format`.
+
+    Args:
+        text_or_path: The XML (it begins with "<"), or the path of a file.
+
+    Returns:
+        A `Schedule`.
+
+    Raises:
+        ScheduleError: If the file is not well-formed MSCCL XML, is too large, deadlocks, has a race, or its proof fails. Also
+            if ranks add in different orders, because their sums would differ in the last bits. The message has the line.
+
+    Example:
+        >>> schedule = fc.schedules.build("all_gather", 2, "ring")
+        >>> print(fc.schedules.from_msccl_xml(schedule.to_msccl_xml()))
+        <Schedule ring for all_gather on 2 ranks: 1 round, 4 moves, 1 chunk per block>
     """
     program, name = parse_msccl(text_or_path)
     return _Importer(program, name).schedule()

@@ -1,4 +1,4 @@
-"""Explanation of the choice of an algorithm: a table of what each costs, and the reason why it is chosen or not."""
+"""Explanation of the choice of an algorithm: a table of their costs, and the reason why each is chosen or not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Explanation", "Row", "explain", "measured_seconds"]
 
 @dataclass(frozen=True)
 class Row:
-    """One algorithm in an explanation; values that were not found are None."""
+    """One algorithm in an explanation. Values that were not found are None."""
 
     algorithm: str
     rounds: int | None
@@ -35,9 +35,9 @@ class Row:
 
 
 class Explanation:
-    """The reasons for a choice: `.title`, and `.rows` in the order of registration; prints as a table.
+    """The reasons for a choice: `.title`, and `.rows` in the order of registration. It prints as a table.
 
-    Measured times have a column where the machine profile has any.
+    Measured times have a column if the machine profile has some.
     """
 
     _RIGHT = ("rounds", "bytes/rank", "time", "predicted", "measured")
@@ -89,9 +89,29 @@ def explain(
     hosts: int | Sequence[int] | None = None,
     levels: tuple[int, int] | None = None,
 ) -> Explanation:
-    """Explain what `select` chooses and why, as a table.
+    """Explain which algorithm `select` chooses and why, as a table.
 
-    Arguments and errors are those of `select`.
+    Args:
+        kind: The collective's name.
+        topology: A `Topology`. A number of ranks stands for `Topology.one_host` of it.
+        nbytes: The bytes of the larger of one rank's input and output.
+        dtype: The element type, as in `select`.
+        root: The root of a rooted collective.
+        pairs: The (source, destination) ranks of a permute.
+        hosts: The host of each rank, or a number of equal hosts, as in `build`.
+        levels: (hosts, ranks per host), as in `build`.
+
+    Returns:
+        An object with `.title`, `.rows` and `.chosen`, which prints as a table.
+
+    Raises:
+        ScheduleError: In the cases of `select`.
+        DTypeError: If funccoll does not carry the dtype.
+
+    Example:
+        >>> found = fc.schedules.explain("all_gather", fc.schedules.Topology.ethernet(4), 1 << 20)
+        >>> print(found.chosen.algorithm, found.chosen.rounds, "|", found.rows[0].algorithm, found.rows[0].reason)
+        bruck 2 | direct 1.1 × the time
     """
     question = checked_question(kind, topology, nbytes, dtype, root, pairs, hosts, levels)
     found, best = weigh_candidates(question, known(kind), thorough=True)
@@ -116,10 +136,10 @@ def _rows(found: Sequence[Candidate], best: Candidate, question: AlgorithmQuesti
 def measured_seconds(
     kind: str, algorithm: str, topology: Topology, nbytes: int, dtype: Any = None, root: int = 0
 ) -> float | None:
-    """The time that `funccoll tune` has measured on this host for an algorithm, interpolated between measured sizes.
+    """Return the time that `funccoll tune` has measured on this host for an algorithm, interpolated between measured sizes.
 
-    None without a measurement at both sides of the size, on another machine than this host, for another root than 0, and
-    where another dtype than float32 is reduced.
+    It is None without a measurement on both sides of the size, on another machine than this host, for a root other than 0, and
+    if a dtype other than float32 is reduced.
     """
     profile = current()
     hosts = tuple(topology.host_of.tolist()) if topology.hosts > 1 else ()

@@ -1,4 +1,4 @@
-"""The choice of an algorithm: what each would cost on a topology, and which of them may be chosen."""
+"""The choice of an algorithm: the cost of each on a topology, and which of them may be chosen."""
 
 from __future__ import annotations
 
@@ -33,27 +33,32 @@ __all__ = [
 ]
 
 _CHUNKS = (2, 8, 32)
-"""Numbers of chunks that are tried with a pipelined algorithm. The best one is seldom far from one of them: the time is
-within a few percent of the least when the number is wrong by a factor of two."""
+"""Numbers of chunks that are tried with a pipelined algorithm.
+
+The best number is seldom far from one of them. A number that is wrong by a factor of two costs only a few percent of time.
+"""
 _SMALL = 256
-"""Ranks up to which everything is built and compared."""
+"""The most ranks for which everything is built and compared."""
 _TOO_LARGE = 4_000_000
-"""Places in the columns of a schedule: one with more is not built for comparison, and one with more chunks in its places
-is not proved for it."""
+"""A limit of places.
+
+A schedule with more places in its columns is not built for comparison. One with more chunks in its places is not proved for
+comparison.
+"""
 _NARROW = (np.dtype(np.float16), bfloat16)
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """An algorithm with what it costs, or with an objection to choosing it, or both."""
+    """An algorithm with its cost, or with an objection to choosing it, or both."""
 
     algorithm: Algorithm
     schedule: Schedule | None = None
     cost: Cost | None = None
     objection: str | None = None
-    """The reason why it may not be chosen; None when it may."""
+    """The reason why it may not be chosen, or None."""
     reserve: bool = False
-    """True when it may be chosen nevertheless if there is nothing better."""
+    """True if it may be chosen nevertheless when there is nothing better."""
 
 
 @dataclass(frozen=True)
@@ -69,21 +74,21 @@ class AlgorithmQuestion:
     hosts: tuple[int, ...] | None
     """The host of each rank, for hierarchical algorithms."""
     tuned_bits: bool
-    """True when a measured machine may choose the order of combination."""
+    """True if a measured machine may choose the order of combination."""
 
     @property
     def in_order(self) -> bool:
-        """True when reductions have to be left folds in the order of ranks: the default bits of one host."""
+        """True if reductions must be left folds in the order of ranks: the default bits of one host."""
         return self.topology.hosts == 1 and self.reduces
 
     @property
     def reduces(self) -> bool:
-        """True when anything is combined whose bits depend on the order."""
+        """True if something is combined whose bits depend on the order."""
         return KINDS[self.kind].combines
 
     @property
     def preset(self) -> AlgorithmQuestion | None:
-        """The question whose answer fixes the order of combination; None where nothing measured could change it."""
+        """The question whose answer fixes the order of combination. It is None if no measurement could change the order."""
         preset = self.topology.preset
         if self.tuned_bits or not self.reduces or preset is self.topology:
             return None
@@ -101,17 +106,36 @@ def select(
     hosts: int | Sequence[int] | None = None,
     levels: tuple[int, int] | None = None,
 ) -> Schedule:
-    """Return the schedule that costs least on the topology, of those that may be chosen.
+    """Return the schedule that costs least on a topology, of those that may be chosen.
 
-    On one host, reductions must be left folds in the order of ranks (the default bits), and where memory is shared, an
-    algorithm that forwards is not chosen if another does not: it would wait more often, and move more. On several hosts any
-    order may be chosen, by the presets' costs; what `funccoll tune` has measured chooses among schedules that combine in that
-    order, unless FUNCCOLL_TUNED_BITS=1. With a dtype of 16-bit floats, algorithms that round partial sums are chosen only if
-    there is nothing else. A number of ranks stands for `Topology.one_host` of it. Hierarchical algorithms need a topology of
-    several hosts with several ranks on one, or `hosts` or `levels` as in `build`. Of equal costs, the algorithm registered
-    first is taken. `nbytes` are the bytes of the larger of one rank's input and output. The answer is kept.
-    Raises ScheduleError for an unknown collective, bytes that are not positive, a root or pairs that do not exist, and
-    when no algorithm may be chosen; DTypeError for a dtype that funccoll does not carry.
+    On one host, a reduction must be a left fold in the order of ranks, which gives the default bits. If memory is shared and an
+    algorithm does not forward data, none that forwards is chosen: it would wait more often, and move more. On several hosts the
+    presets' costs choose the order of combination. Tuning (`funccoll tune`) then only picks among schedules with that order,
+    unless FUNCCOLL_TUNED_BITS=1. Of equal costs, the algorithm registered first is taken. The answer is kept.
+
+    Args:
+        kind: The collective's name.
+        topology: A `Topology`. A number of ranks stands for `Topology.one_host` of it.
+        nbytes: The bytes of the larger of one rank's input and output.
+        dtype: The element type. For 16-bit floats, an algorithm that rounds partial sums is chosen only if there is nothing
+            else.
+        root: The root of a rooted collective.
+        pairs: The (source, destination) ranks of a permute.
+        hosts: The host of each rank, or a number of equal hosts, as in `build`. Hierarchical algorithms need these, or
+            `levels`, or a topology of several hosts with several ranks on one.
+        levels: (hosts, ranks per host), as in `build`.
+
+    Returns:
+        A `Schedule`.
+
+    Raises:
+        ScheduleError: If the collective is unknown, `nbytes` is not positive, the root or a pair does not exist, or no
+            algorithm may be chosen.
+        DTypeError: If funccoll does not carry the dtype.
+
+    Example:
+        >>> print(fc.schedules.select("all_gather", fc.schedules.Topology.ethernet(4), 1 << 20))
+        <Schedule bruck for all_gather on 4 ranks: 2 rounds, 13 moves, 1 chunk per block>
     """
     question = checked_question(kind, topology, nbytes, dtype, root, pairs, hosts, levels)
     return _select(question, known(kind))
@@ -128,9 +152,9 @@ def candidates(
     hosts: int | Sequence[int] | None = None,
     levels: tuple[int, int] | None = None,
 ) -> list[Candidate]:
-    """Every algorithm for the collective, in the order of registration, built, proved and costed where it can be.
+    """Return every algorithm for the collective, in the order of registration.
 
-    Arguments and errors are those of `select`.
+    Each is built, proved and costed if that is possible. Arguments and errors are those of `select`.
     """
     question = checked_question(kind, topology, nbytes, dtype, root, pairs, hosts, levels)
     return weigh_candidates(question, known(kind), thorough=True)[0]
@@ -149,7 +173,7 @@ def checked_question(
     hosts: int | Sequence[int] | None,
     levels: tuple[int, int] | None,
 ) -> AlgorithmQuestion:
-    """The arguments of `select`, checked. Raises what `select` raises."""
+    """Check the arguments of `select`. Raises what `select` raises."""
     if isinstance(topology, (int, np.integer)):
         topology = Topology.one_host(topology)
     check_topology(topology)
@@ -186,7 +210,7 @@ def _select(question: AlgorithmQuestion, known: tuple[Algorithm, ...]) -> Schedu
 def weigh_candidates(
     question: AlgorithmQuestion, known: tuple[Algorithm, ...], thorough: bool
 ) -> tuple[list[Candidate], Candidate]:
-    """All candidates, and the best of them. Unless `thorough`, nothing is proved that costs more than the best."""
+    """Return all candidates, and the best of them. Unless `thorough`, nothing is proved that costs more than the best."""
     collective = Collective(question.kind, question.topology.nranks, question.root, question.pairs).check()
     chunk_bytes(collective, question.nbytes)
     found = [_candidate(algorithm, question) for algorithm in known]
@@ -209,7 +233,7 @@ def weigh_candidates(
 
 
 def _of_equal_bits(found: list[Candidate], fixed: Candidate, question: AlgorithmQuestion) -> list[Candidate]:
-    """The candidates, of which only those may be chosen that combine in the order of the presets' choice."""
+    """Return the candidates with an objection to each that does not combine in the order of the presets' choice."""
     assert fixed.schedule is not None
     name, orders = fixed.algorithm.name, fixed.schedule.prove().orders
     other = f"combines in another order than {name}, the presets' choice ({TUNED_BITS}=1 allows it)"
@@ -227,12 +251,12 @@ def _of_equal_bits(found: list[Candidate], fixed: Candidate, question: Algorithm
 
 
 def rounded_seconds(candidate: Candidate) -> float:
-    """The cost of a candidate to 10 digits: sums of the same times in another order are equal."""
+    """Return the cost of a candidate to 10 digits. Sums of the same times in another order are then equal."""
     return float(f"{candidate.cost.seconds:.9e}") if candidate.cost else math.inf
 
 
 def _is_direct(candidate: Candidate) -> bool:
-    """True for a candidate that may be chosen and reads nothing but inputs: nothing is forwarded."""
+    """Return True for a candidate that may be chosen and reads only inputs: it forwards nothing."""
     schedule = candidate.schedule
     if candidate.objection or schedule is None:
         return False
@@ -240,7 +264,7 @@ def _is_direct(candidate: Candidate) -> bool:
 
 
 def _may_be_direct(algorithm: Algorithm, question: AlgorithmQuestion) -> bool:
-    """True unless each schedule that would be compared is known to forward."""
+    """Return True unless each schedule that would be compared is known to forward."""
     p = question.topology.nranks
     if p > _SMALL or algorithm.refusal(p) or (algorithm.is_hierarchical and question.hosts is None):
         return True  # the comparison says what is to be said
@@ -251,7 +275,7 @@ def _may_be_direct(algorithm: Algorithm, question: AlgorithmQuestion) -> bool:
 
 
 def _numbers(algorithm: Algorithm, question: AlgorithmQuestion) -> Sequence[int | None]:
-    """Numbers of chunks that are compared."""
+    """Return the numbers of chunks to compare."""
     if "chunks" not in algorithm.options:
         return [None]
     return sorted({*_CHUNKS, algorithm.default_chunks(question.topology.nranks)})
@@ -286,7 +310,7 @@ def _wrong(algorithm: Algorithm, error: Exception) -> str:
 
 
 def _judged(candidate: Candidate, question: AlgorithmQuestion) -> Candidate:
-    """The candidate with what its proof objects to."""
+    """Return the candidate with the objection of its proof."""
     assert candidate.schedule is not None
     matters = question.reduces and (question.in_order or question.narrow)
     if sum(int(b.count.sum()) * (b.dst.shape[1] + b.src.shape[1]) for b in candidate.schedule.batches) > _TOO_LARGE:
@@ -305,7 +329,7 @@ def _judged(candidate: Candidate, question: AlgorithmQuestion) -> Candidate:
 
 
 def _variants(algorithm: Algorithm, question: AlgorithmQuestion) -> Iterator[Candidate]:
-    """The algorithm with its numbers of chunks, ascending until more of them cost more."""
+    """Yield the algorithm with its numbers of chunks, ascending until more of them cost more."""
     numbers = _numbers(algorithm, question)
     before = math.inf
     for chunks in numbers:
@@ -320,7 +344,7 @@ def _variants(algorithm: Algorithm, question: AlgorithmQuestion) -> Iterator[Can
 
 
 def _built(algorithm: Algorithm, question: AlgorithmQuestion, chunks: int | None) -> Schedule:
-    """The schedule, shared by questions that differ in bytes only."""
+    """Return the schedule. Questions that differ only in bytes share it."""
     given: dict[str, Any] = {"root": question.root, "pairs": question.pairs}
     given = {name: value for name, value in given.items() if name in algorithm.options}
     if algorithm.is_hierarchical:
@@ -336,7 +360,7 @@ def _build(algorithm: Algorithm, nranks: int, chunks: int | None, given: tuple[t
 
 @functools.lru_cache(maxsize=256)
 def _expected_places(algorithm: Algorithm, nranks: int) -> float:
-    """Estimate the places that the moves for `nranks` ranks name, if they go on growing as from 8 ranks to 16."""
+    """Estimate the places that the moves for `nranks` ranks name, if they keep growing as from 8 ranks to 16."""
     places = []
     for p in (8, 16):
         hosts = p // 4 if algorithm.is_hierarchical else None

@@ -1,6 +1,6 @@
-"""An event simulator: the streams of a schedule on a model of the machine, parts of which may be slow or lost.
+"""An event simulator: the streams of a schedule on a model of the machine, with parts that may be slow or lost.
 
-`Schedule.simulate` imports it when it is called: with `event_loop` it imports Numba, as nothing else of this package does.
+`Schedule.simulate` imports it when you call it. With `event_loop` it imports Numba, as nothing else in this package does.
 """
 
 from __future__ import annotations
@@ -35,25 +35,29 @@ def simulate(
 ) -> Simulation:
     """Run one execution of the schedule's streams in the α-β-γ model, event by event.
 
-    `nbytes` are the bytes of the larger of one rank's input and output. Every rank has one port to send and one to
-    receive, both at once. A stream begins its next instruction when the one before is done and its waits are over;
-    waiting takes no time. The instruction then receives its sources that lie on other ranks, one after the other,
-    reduces (gamma for each byte of all sources but one; each stream has a core of its own), and sends to its
-    destinations on other ranks. A message of n bytes occupies the sender's and the receiver's port for
-    alpha + n·beta, from when both are free; of those that wait, the move that is earliest in the schedule goes first.
-    What a stream moves in one round between the same two ranks is one message, and pays alpha once. What lies on the
-    executing rank costs nothing. An instruction with many sources or destinations begins with the ranks above its own,
-    so that owners do not all begin with rank 0. All this begins after the topology's `start`.
-    With `topology.memory` there are no messages and ports inside a host: an instruction takes beta for each byte that it reads
-    and writes, on whichever rank, gamma, and alpha if it is the first of its round and stream that reads what another rank of
-    its host has written. With `topology.one_port` a message between hosts waits until the bytes of others have left its host.
+    `nbytes` are the bytes of the larger of one rank's input and output. Every rank has one port to send and one to receive,
+    both at once. A stream begins its next instruction when the one before is done and its waits are over. Waiting takes no
+    time. The instruction then receives its sources on other ranks, one after the other. It reduces (gamma for each byte of all
+    sources but one; each stream has a core of its own). Then it sends to its destinations on other ranks. Places on the
+    executing rank cost nothing. An instruction with many sources or destinations begins with the ranks above its own, so that
+    owners do not all begin with rank 0. All this begins after the topology's `start`.
 
-    What if: `slow_ranks` {rank: factor} makes a rank's reductions and all its messages take factor times as long,
-    `slow_links` {(source, destination): factor} the messages one way between two ranks (factors multiply, and may be
-    below 1). `lost_links` [(source, destination), ...] carry nothing: moves that need one never happen, nor
-    instructions that wait for them; see `Simulation.impossible`, `.blocked` and `.stuck_ranks`.
-    Raises ScheduleError for a topology of another size, bytes that are not positive, ranks that do not exist, and
-    factors that are not positive.
+    A message of n bytes occupies the sender's and the receiver's port for alpha + n·beta, from when both are free. Of waiting
+    messages, that of the move that is earliest in the schedule goes first. All that a stream moves in one round between the
+    same two ranks is one message, and pays alpha once.
+
+    With `topology.memory` there are no messages and ports inside a host. An instruction takes beta for each byte that it reads
+    and writes, on whichever rank, and gamma. It also takes alpha if it is the first of its round and stream that reads what
+    another rank of its host has written. With `topology.one_port` a message between hosts waits until the bytes of others have
+    left its host.
+
+    `slow_ranks` {rank: factor} makes a rank's reductions and all its messages take factor times as long. `slow_links` {(source,
+    destination): factor} does so for the messages one way between two ranks. Factors multiply, and may be below 1. `lost_links`
+    [(source, destination), ...] carry nothing. Moves that need one never happen, nor do instructions that wait for them: see
+    `Simulation.impossible`, `.blocked` and `.stuck_ranks`.
+
+    Raises ScheduleError for a topology of another size, bytes that are not positive, ranks that do not exist, and factors that
+    are not positive.
     """
     check_topology(topology, schedule.nranks)
     size = chunk_bytes(schedule.collective, nbytes)

@@ -39,38 +39,38 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """Timeline of one execution: the result of `simulate`."""
+    """The timeline of one execution: the result of `simulate`."""
 
     schedule: Schedule
     streams: Streams
     topology: Topology
     nbytes: int
     start: np.ndarray
-    """float64[instructions]: when each instruction of `streams` began, in seconds; NaN where it never did."""
+    """float64[instructions]: the time at which each instruction of `streams` began, in seconds. NaN if it never did."""
     end: np.ndarray
-    """float64[instructions]: when it was done; NaN where it never was."""
+    """float64[instructions]: the time at which it was done. NaN if it never was."""
     needs_lost: np.ndarray
     """int64: the instructions that need a lost link."""
 
     @cached_property
     def finish(self) -> np.ndarray:
-        """float64[ranks]: when each rank left the collective, in seconds; inf where it never does."""
+        """float64[ranks]: the time at which each rank left the collective, in seconds. inf if it never does."""
         last = self.streams.start[1 :: self.schedule.channels].astype(np.int64) - 1
         return np.nan_to_num(self.end[last], nan=math.inf)
 
     @property
     def seconds(self) -> float:
-        """Time at which the last rank left; inf when a rank never does."""
+        """The time at which the last rank left. inf if a rank never does."""
         return float(self.finish.max())
 
     @cached_property
     def impossible(self) -> list[str]:
-        """The instructions that need a lost link, in words: executing rank, places, file:line of the move."""
+        """The instructions that need a lost link, as text: executing rank, places, file:line of the move."""
         return [self.streams.describe(int(i)) for i in self.needs_lost]
 
     @property
     def blocked(self) -> int:
-        """Number of further instructions that never finish, because they wait for those."""
+        """The number of other instructions that never finish, because they wait for those."""
         return int(np.isnan(self.end).sum()) - len(self.needs_lost)
 
     @property
@@ -92,10 +92,10 @@ class Simulation:
     __iter__ = events
 
     def timeline(self) -> Timeline:
-        """The execution as a Timeline: for each rank its waits, copies ("move") and combines ("reduce").
+        """Return the execution as a Timeline: for each rank its waits, copies ("move") and combines ("reduce").
 
-        A copy or combine lasts from when its instruction began until it was done, with the time in which it waits for a
-        port; a wait is the time before it, and its peer is the rank that ended it. What never ended is left out.
+        A copy or combine lasts from the beginning of its instruction until it is done, including the wait for a port. A wait is
+        the time before it. Its peer is the rank that ended the wait. What never ended is left out.
         """
         streams, p = self.streams, self.schedule.nranks
         stream, done = streams.stream, ~np.isnan(self.end)

@@ -22,7 +22,23 @@ __all__ = ["Link", "Topology", "check_topology"]
 
 @dataclass(frozen=True)
 class Link:
-    """A class of links: a message of n bytes takes alpha + n·beta seconds (Hockney, Parallel Computing 20, 1994)."""
+    """A class of links. A message of n bytes takes alpha + n·beta seconds.
+
+    Source: Hockney, Parallel Computing 20, 1994.
+
+    Args:
+        name: A name, for tables.
+        alpha: The latency of a message, in seconds.
+        beta: The seconds per byte.
+        shared: True for memory that all ranks read and write: nothing has to be forwarded.
+
+    Raises:
+        ScheduleError: If a time is negative or not finite.
+
+    Example:
+        >>> print(fc.schedules.Link("my network", alpha=5e-6, beta=1 / 12.5e9))
+        my network (5 µs, 12.5 GB/s)
+    """
 
     name: str
     alpha: float
@@ -46,21 +62,38 @@ def _rate(seconds_per_byte: float) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Topology:
-    """`hosts` hosts with k = `ranks_per_host` devices: rank r is device r mod k of host r // k. Plain, hashable values.
+    """A model of the machine: ranks on hosts, and the costs of messages and reductions there. Plain, hashable values.
 
-    Where hosts have different numbers of ranks, or ranks another order, `placement` has the host of each rank, and
-    `ranks_per_host` is the largest number on one. Two ranks of one host talk over `host`, others over `network`; with
-    `one_port` the ranks of a host share one port to the network, and the bytes of their messages follow one another. With a
-    `shape` the hosts (of one device) form a torus of it, in row-major order: alpha counts once per hop, beta once, and
-    messages that cross the same wire do not slow each other (contention inside a network is not modelled anywhere here; the
-    ports of ranks and hosts are, see `cost` and `simulate`). Work on a rank's own memory takes no time but `gamma`: seconds
-    per byte reduced. `start` seconds are added to every collective. With `memory` nothing is a message inside a host: a rank
-    pays alpha once for each round in which it reads what another has written (inputs are there from the start), and beta for
-    every byte that it reads and writes, in its own memory too; there are no ports. `caches` are pairs (bytes, excess): of one
-    rank's data (input and output) the part that does not fit into `bytes` takes `excess` times beta and gamma more per byte
-    (`factor`). The presets' figures are typical ones, to compare algorithms by; pass your own Links for a machine you
-    measured.
-    Raises ScheduleError for sizes below 1 and times that are negative or not finite.
+    Two ranks of one host communicate over `host`, others over `network`. Work on a rank's own memory costs only `gamma`.
+    Contention inside a network is not modelled. The ports of ranks and hosts are: see `cost` and `simulate`. The classmethods
+    are presets. Their figures are typical ones, to compare algorithms by. Pass your own Links for a machine you measured.
+
+    Args:
+        name: A name, for tables.
+        hosts: The number of hosts.
+        ranks_per_host: The number k of ranks on each host: rank r is device r mod k of host r // k. With `placement`, the
+            largest number.
+        host: The link between ranks of one host.
+        network: The link between hosts.
+        gamma: The seconds per byte reduced.
+        shape: The sizes of a torus of hosts with one device each, in row-major order. There alpha counts once per hop and beta
+            once. Messages that cross the same wire do not slow each other.
+        start: The seconds that are added to every collective.
+        memory: True if nothing is a message inside a host. Then there are no ports. A rank pays alpha once for each round in
+            which it reads what another rank has written (inputs are there from the start). It pays beta for every byte that it
+            reads and writes, also in its own memory.
+        caches: Pairs (bytes, excess). The part of one rank's data (input and output) that does not fit into `bytes` takes
+            `excess` times beta and gamma more per byte (see `factor`).
+        placement: The host of each rank, if hosts have different numbers of ranks, or ranks have another order.
+        one_port: True if the ranks of a host share one port to the network. The bytes of their messages then follow one
+            another.
+
+    Raises:
+        ScheduleError: If a size is below 1, or a time is negative or not finite.
+
+    Example:
+        >>> print(fc.schedules.Topology.nvlink_infiniband(2))
+        <Topology nvlink_infiniband: 2 hosts × 8 devices, NVLink (3.4 µs, 450 GB/s), InfiniBand (14 µs, 50 GB/s)>
     """
 
     name: str
@@ -103,7 +136,7 @@ class Topology:
             )
 
     def _check_placement(self) -> None:
-        """Check the placement, and number its hosts; one that `hosts` and `ranks_per_host` say already becomes ()."""
+        """Check the placement and number its hosts. If `hosts` and `ranks_per_host` already describe it, it becomes ()."""
         if not self.placement:
             return
         placed = check_hosts(self.placement, len(self.placement), "ranks", ScheduleError) or (0,) * len(self.placement)
@@ -121,16 +154,29 @@ class Topology:
 
     @classmethod
     def one_process(cls, p: int) -> Topology:
-        """p virtual devices in one process: a message is a copy by one thread."""
+        """Model p virtual devices in one process. A message is a copy by one thread.
+
+        Args:
+            p: The number of devices.
+
+        Returns:
+            A `Topology`.
+        """
         link = Link("same process", 0.5e-6, 1 / 10e9, shared=True)
         return cls("one_process", 1, p, link, link, 1 / 10e9)
 
     @classmethod
     def one_host(cls, p: int) -> Topology:
-        """p processes on one host that read and write shared memory.
+        """Model p processes on one host that read and write shared memory.
 
-        With what `funccoll tune` has measured on this host (in a job, on the host of rank 0); else a core copies or reduces
-        about 10 GB/s.
+        It has the figures that `funccoll tune` has measured on this host (in a job, on the host of rank 0). Without these, a
+        core copies or reduces about 10 GB/s.
+
+        Args:
+            p: The number of processes.
+
+        Returns:
+            A `Topology`.
         """
         profile = current()
         if profile is None or not profile.parameters or p == 1:
@@ -139,16 +185,30 @@ class Topology:
 
     @classmethod
     def measured_host(cls, p: int, measured: HostParameters) -> Topology:
-        """p processes on one host whose waits and memory were measured (`memory`, `caches`)."""
+        """Model p processes on one host whose waits and memory were measured (`memory`, `caches`).
+
+        Args:
+            p: The number of processes.
+            measured: The fitted parameters of a machine profile.
+
+        Returns:
+            A `Topology`.
+        """
         link = Link("measured shared memory", measured.alpha, measured.beta, shared=True)
         return cls("one_host", 1, p, link, link, measured.gamma, start=measured.start, memory=True, caches=measured.caches)
 
     @classmethod
     def of_hosts(cls, hosts: Sequence[int]) -> Topology:
-        """Processes on several hosts, `hosts[r]` is that of rank r: shared memory inside, one port of each host to the network.
+        """Model processes on several hosts: shared memory inside, and one port of each host to the network.
 
-        With what `funccoll tune` has measured on several hosts (in a job, what rank 0 has); else a core copies or reduces about
-        10 GB/s, and hosts are linked by 25 Gb/s Ethernet with TCP.
+        It has the figures that `funccoll tune` has measured on several hosts (in a job, those of rank 0). Without these, a core
+        copies or reduces about 10 GB/s, and 25 Gb/s Ethernet with TCP links the hosts.
+
+        Args:
+            hosts: The host of each rank: `hosts[r]` is that of rank r.
+
+        Returns:
+            A `Topology`.
         """
         placed = _placed(hosts)
         if not placed:
@@ -161,7 +221,16 @@ class Topology:
 
     @classmethod
     def measured_hosts(cls, hosts: Sequence[int], inside: HostParameters, network: NetworkParameters) -> Topology:
-        """Processes on several hosts whose memory and network were measured."""
+        """Model processes on several hosts whose memory and network were measured.
+
+        Args:
+            hosts: The host of each rank.
+            inside: The fitted parameters of a host.
+            network: The fitted parameters of the network.
+
+        Returns:
+            A `Topology`.
+        """
         host = Link("measured shared memory", inside.alpha, inside.beta, shared=True)
         link = Link("measured network", network.alpha, network.beta)
         found = cls._on_hosts(_placed(hosts), host, link, inside.gamma)
@@ -174,25 +243,37 @@ class Topology:
 
     @property
     def preset(self) -> Topology:
-        """The same hosts with the presets' figures, if these were measured and are several; else the topology itself."""
+        """The same hosts with the presets' figures, if there are several hosts with measured ones. Else the topology itself."""
         if self.hosts == 1 or not self.memory:
             return self
         return Topology._on_hosts(tuple(self.host_of.tolist()), _SHARED_MEMORY, _ETHERNET, _COPY)
 
     @classmethod
     def one_gpu(cls, p: int) -> Topology:
-        """p virtual devices that share one H100: each moves 1/p of its memory's 3.35 TB/s.
+        """Model p virtual devices that share one H100. Each moves 1/p of its memory's 3.35 TB/s.
 
-        1 µs to see what another multiprocessor has written: an H200 takes 2.0 µs there and back.
+        It takes 1 µs to see what another multiprocessor has written: an H200 takes 2.0 µs there and back.
+
+        Args:
+            p: The number of devices.
+
+        Returns:
+            A `Topology`.
         """
         link = Link("GPU memory", 1e-6, p / 3.35e12, shared=True)
         return cls("one_gpu", 1, p, link, link, 3 * p / 3.35e12)
 
     @classmethod
     def nvlink(cls, p: int) -> Topology:
-        """p H100 of one host that map each other's memory over NVLink 4 (450 GB/s each way).
+        """Model p H100 of one host that map each other's memory over NVLink 4 (450 GB/s each way).
 
-        2 µs to see what another GPU has written are assumed, not measured.
+        It takes 2 µs to see what another GPU has written. This is assumed, not measured.
+
+        Args:
+            p: The number of GPUs.
+
+        Returns:
+            A `Topology`.
         """
         link = Link("NVLink memory", 2e-6, 1 / 450e9, shared=True)
         return cls("nvlink", 1, p, link, link, 3 / 3.35e12)
@@ -200,10 +281,17 @@ class Topology:
     @classmethod
     @renamed(each="ranks_per_host")
     def nvlink_infiniband(cls, hosts: int, ranks_per_host: int = 8) -> Topology:
-        """H100 hosts: NVLink 4 (450 GB/s each way) inside, one 400 Gb/s InfiniBand port per GPU between them.
+        """Model H100 hosts: NVLink 4 (450 GB/s each way) inside, one 400 Gb/s InfiniBand port per GPU between them.
 
-        Latencies per step as in NCCL's own model (ring, simple protocol: `hwLatencies` in its tuning source). A
+        Latencies per step are those of NCCL's own model (ring, simple protocol: `hwLatencies` in its tuning source). A
         reduction reads two operands and writes one at 3.35 TB/s.
+
+        Args:
+            hosts: The number of hosts.
+            ranks_per_host: The number of GPUs on each host.
+
+        Returns:
+            A `Topology`.
         """
         return cls(
             "nvlink_infiniband",
@@ -217,17 +305,32 @@ class Topology:
     @classmethod
     @renamed(each="ranks_per_host")
     def ethernet(cls, hosts: int, ranks_per_host: int = 1) -> Topology:
-        """Hosts on 25 Gb/s Ethernet with TCP (30 µs per message), shared memory inside."""
+        """Model hosts on 25 Gb/s Ethernet with TCP (30 µs per message), and shared memory inside.
+
+        Args:
+            hosts: The number of hosts.
+            ranks_per_host: The number of ranks on each host.
+
+        Returns:
+            A `Topology`.
+        """
         return cls("ethernet", hosts, ranks_per_host, _SHARED_MEMORY, _ETHERNET, _COPY)
 
     @classmethod
     def torus(cls, *shape: int | Sequence[int]) -> Topology:
-        """A torus of accelerators: 50 GB/s per link and direction and 1.2 TB/s of memory as in TPU v4, 1 µs per hop assumed.
+        """Model a torus of accelerators.
 
-        Its sizes are arguments or one sequence: `torus(4, 4)`, `torus((4, 4))`.
-        A rank has one port to send and one to receive here, as everywhere in this model; a real torus has one in each
-        direction, so algorithms that use several at once (bidirectional_ring) are better there than they look.
+        A link has 50 GB/s in each direction and the memory 1.2 TB/s, as in TPU v4. 1 µs per hop is assumed. A rank has one port
+        to send and one to receive, as everywhere in this model. A real torus has one in each direction, so algorithms that use
+        several at once (bidirectional_ring) are better there than this model shows.
+
         Source: Jouppi et al., "TPU v4: An Optically Reconfigurable Supercomputer", ISCA 2023.
+
+        Args:
+            *shape: The sizes, as arguments or as one sequence: `torus(4, 4)`, `torus((4, 4))`.
+
+        Returns:
+            A `Topology`.
         """
         sizes: tuple[Any, ...] = shape
         if len(shape) == 1:
@@ -242,18 +345,42 @@ class Topology:
 
     @classmethod
     def uniform(cls, p: int, alpha: float, beta: float, gamma: float) -> Topology:
-        """The textbooks' machine: p hosts with one device each, and every message costs alpha + n·beta."""
+        """Model the textbooks' machine: p hosts with one device each. Every message costs alpha + n·beta.
+
+        Args:
+            p: The number of ranks.
+            alpha: The latency of a message, in seconds.
+            beta: The seconds per byte.
+            gamma: The seconds per byte reduced.
+
+        Returns:
+            A `Topology`.
+        """
         link = Link("uniform", alpha, beta)
         return cls("uniform", p, 1, link, link, gamma)
 
     # ---------------------------------------------------------------- queries
 
     def factor(self, nbytes: float) -> float:
-        """How many times as long a byte takes where a rank's input and output have `nbytes`, for what caches do not hold."""
+        """Return how many times as long a byte takes because the data do not fit into the caches.
+
+        Args:
+            nbytes: The bytes of a rank's input and output together.
+
+        Returns:
+            A float of at least 1.
+        """
         return 1 + sum(excess * (1 - held / nbytes) for held, excess in self.caches if nbytes > held)
 
     def at(self, nbytes: float) -> Topology:
-        """The same machine without caches, and with the times per byte for `nbytes` of a rank's input and output."""
+        """Return the same machine without caches, and with the times per byte for a size of data.
+
+        Args:
+            nbytes: The bytes of a rank's input and output together.
+
+        Returns:
+            A `Topology`.
+        """
         factor = self.factor(nbytes)
         if factor == 1.0:
             return self
@@ -273,7 +400,7 @@ class Topology:
 
     @property
     def host_map(self) -> tuple[int, ...] | None:
-        """The host of each rank for hierarchical algorithms; None on one host, and where no host has several ranks."""
+        """The host of each rank, for hierarchical algorithms. It is None on one host, and if no host has several ranks."""
         return tuple(self.host_of.tolist()) if self.hosts > 1 and self.ranks_per_host > 1 else None
 
     @cached_property
@@ -290,7 +417,15 @@ class Topology:
         return hops * self.network.alpha, np.where(hops, self.network.beta, 0.0)
 
     def distance(self, src: Any, dst: Any) -> np.ndarray:
-        """Distance between ranks (integer arrays that broadcast): 0 itself, 1 the same host, 2 another; on a torus the hops."""
+        """Return the distance between ranks: 0 itself, 1 the same host, 2 another. On a torus it is the number of hops.
+
+        Args:
+            src: Ranks, as integers or integer arrays.
+            dst: Ranks. Both broadcast.
+
+        Returns:
+            An integer array.
+        """
         src, dst = np.asarray(src), np.asarray(dst)
         if not self.shape:
             return (src != dst).astype(np.int64) + (self.host_of[src] != self.host_of[dst])
@@ -302,7 +437,15 @@ class Topology:
         return hops
 
     def links(self, src: Any, dst: Any) -> tuple[np.ndarray, np.ndarray]:
-        """(alpha, beta) of messages from ranks `src` to `dst`, in seconds and seconds per byte; 0 from a rank to itself."""
+        """Return (alpha, beta) of messages between ranks, in seconds and seconds per byte. Both are 0 from a rank to itself.
+
+        Args:
+            src: The sending ranks, as integers or integer arrays.
+            dst: The receiving ranks. Both broadcast.
+
+        Returns:
+            Two float arrays.
+        """
         distance = self.distance(src, dst)
         alpha, beta = self.times
         return alpha[distance], beta[distance]
@@ -317,7 +460,7 @@ class Topology:
         return f"{hosts} with {' + '.join(map(str, np.bincount(self.placement)))} devices"
 
     def _used(self) -> list[tuple[str, Link]]:
-        """The classes of links that occur, each with the text of its place."""
+        """Return the classes of links that occur, each with the text of its place."""
         inside = [("same host", self.host)] if self.ranks_per_host > 1 else []
         return inside + ([("per hop" if self.shape else "between hosts", self.network)] if self.hosts > 1 else [])
 
@@ -336,7 +479,7 @@ Topology.__init__ = renamed(each="ranks_per_host")(Topology.__init__)
 
 
 def check_topology(topology: Any, nranks: int | None = None) -> None:
-    """Raise ScheduleError unless `topology` is a Topology, of `nranks` ranks if given."""
+    """Raise ScheduleError unless `topology` is a Topology, and has `nranks` ranks if you give them."""
     if not isinstance(topology, Topology):
         raise ScheduleError(f"topology={topology!r:.60} must be a Topology, such as Topology.one_host({nranks or 8}).")
     if nranks is not None and nranks != topology.nranks:
@@ -361,4 +504,4 @@ def _placed(hosts: Sequence[int]) -> tuple[int, ...]:
 _SHARED_MEMORY = Link("shared memory", 0.2e-6, 1 / 10e9, shared=True)
 _ETHERNET = Link("Ethernet", 30e-6, 1 / 3.125e9)
 _COPY = 1 / 10e9
-"""Seconds in which a core copies or reduces a byte."""
+"""The seconds in which a core copies or reduces a byte."""

@@ -23,10 +23,9 @@ __all__ = ["Proof", "check_against_proof", "check_outputs", "prove"]
 
 @dataclass(frozen=True, eq=False)
 class Proof:
-    """A proved schedule, with the expressions of its outputs.
+    """A proved schedule, with the expressions of its outputs. `Schedule.prove` makes it.
 
-    `outputs` has the columns rank, output chunk and expression of every output place; `nodes` is the table of
-    expressions.
+    `outputs` has the columns rank, output chunk and expression of every output place. `nodes` is the table of expressions.
     """
 
     schedule: Schedule
@@ -34,17 +33,31 @@ class Proof:
     nodes: Expressions
 
     def children(self, node: int) -> tuple[int, ...]:
-        """The operands of an expression, () for a leaf."""
+        """Return the operands of an expression, and () for a leaf.
+
+        Args:
+            node: The expression's number.
+
+        Returns:
+            A tuple of numbers.
+        """
         return self.nodes.children(node)
 
     def tree(self, node: int) -> tuple:
-        """An expression as nested tuples; a leaf is (rank, input chunk)."""
+        """Return an expression as nested tuples.
+
+        Args:
+            node: The expression's number.
+
+        Returns:
+            A tuple. A leaf is (rank, input chunk).
+        """
         kids = self.nodes.children(node)
         return tuple(self.tree(k) for k in kids) if kids else self.nodes.leaf(node)
 
     @functools.cached_property
     def left_fold(self) -> bool:
-        """True when every output is one fold of all ranks' chunks in rank order: the default bits on one host."""
+        """True if every output is one fold of all ranks' chunks in rank order: the default bits on one host."""
         p = self.schedule.nranks
         for node in set(np.asarray(self.outputs[2]).ravel().tolist()):
             kids = self.nodes.children(node)
@@ -57,9 +70,9 @@ class Proof:
 
     @functools.cached_property
     def orders(self) -> tuple[bytes, ...]:
-        """The order of combination of each output block, part by part, as digests: equal ones mean equal bits.
+        """The order of combination of each output block, part by part, as digests. Equal digests mean equal bits.
 
-        A block whose parts are all combined alike has one digest, however it is cut.
+        If all parts of a block are combined alike it has one digest, however it is cut.
         """
         digests: dict[int, bytes] = {}
 
@@ -83,15 +96,22 @@ class Proof:
 
     @functools.cached_property
     def partial_sums(self) -> int:
-        """Number of distinct partial results that are written and combined further: in 16-bit floats each is rounded."""
+        """The number of distinct partial results that are written and combined further. In 16-bit floats each is rounded."""
         used = [b[b >= self.nodes.leaves] for b in self.nodes.blocks()]
         nodes = np.unique(np.concatenate(used)) if used else np.zeros(0, np.int64)
         return int((~self.nodes.complete(nodes)).sum()) if len(nodes) else 0
 
     def text(self, rank: int | None = None) -> str:
-        """A line for each output chunk of a rank, or of all: what it holds, in the order in which it was combined.
+        """Return the contents of each output chunk as text, in the order of combination.
 
-        `output[0]@2 = (x0[0] + x1[0]) + x2[0]`, where x1[0] is chunk 0 of rank 1's input.
+        A line such as `output[0]@2 = (x0[0] + x1[0]) + x2[0]` is about chunk 0 of rank 2's output. x1[0] is chunk 0 of rank 1's
+        input.
+
+        Args:
+            rank: The rank whose output is shown, or None for all ranks.
+
+        Returns:
+            A text with a line for each output chunk.
         """
         return "\n".join(
             f"output[{chunk}]@{owner} = {self.nodes.text(node)}"

@@ -1,7 +1,7 @@
-"""Streams: what each rank executes. Lowering turns moves into instructions with the waits that keep them in order.
+"""Streams: the instructions that each rank executes. Lowering turns moves into instructions with the waits that order them.
 
-Ranks of one host wait for each other's counters. Between hosts there are messages: the k-th SEND of one rank to another meets
-the k-th RECEIVE there. Counters of other hosts are never waited for.
+Ranks of one host wait for each other's counters. Between hosts there are messages. The k-th SEND of one rank to another
+matches the k-th RECEIVE there. No rank waits for counters of another host.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _GATES = (Opcode.ENTER, Opcode.LEAVE, Opcode.POST)
 
 @dataclass(frozen=True, eq=False)
 class Streams:
-    """One instruction stream for each rank and channel, as integer columns.
+    """One instruction stream for each rank and channel, as integer columns. `Schedule.streams` makes them.
 
-    Stream s = rank * channels + channel has the instructions start[s] ... start[s + 1] - 1. Channel 0 of a rank begins
-    with ENTER (the rank's input is readable, its output and scratch writable) and ends with LEAVE (no other rank touches them
-    any more); everything else on one host is COMBINE: destinations dst[dst_ptr[i]:dst_ptr[i + 1]] := left fold of the sources
-    src[src_ptr[i]:src_ptr[i + 1]], where every place is a run of count[i] chunks, the c-th of which has the length of
-    part part[i] + c * part_step[i] of a block. A message is dst := src twice, as its sender's SEND and its receiver's RECEIVE;
-    each rank's messages of one round follow on their POST, which begins them.
+    Stream s = rank * channels + channel has the instructions start[s] ... start[s + 1] - 1. Channel 0 of a rank begins with
+    ENTER. From then on the rank's input is readable, and its output and scratch are writable. It ends with LEAVE, after which
+    no other rank touches them. Everything else on one host is COMBINE: destinations dst[dst_ptr[i]:dst_ptr[i + 1]] := left fold
+    of the sources src[src_ptr[i]:src_ptr[i + 1]]. Every place is a run of count[i] chunks. The c-th of them has the length of
+    part part[i] + c * part_step[i] of a block. A message is dst := src twice, as its sender's SEND and its receiver's RECEIVE.
+    Each rank's messages of one round follow their POST, which begins them.
 
-    Instruction i may begin when the progress counter of each wait_stream has reached base + wait_value. Counters are
-    never reset: after the i-th instruction of a stream (from 0) its counter is base + i + 1, after its last one base +
-    span, and each execution begins with a base that is span higher.
+    Instruction i may begin when the progress counter of each wait_stream has reached base + wait_value. Counters are never
+    reset. After the i-th instruction of a stream (from 0) its counter is base + i + 1, and after its last one base + span. Each
+    execution begins with a base that is higher by span.
     """
 
     schedule: Schedule
@@ -57,17 +57,17 @@ class Streams:
     wait_stream: np.ndarray
     wait_value: np.ndarray
     move: np.ndarray
-    """The row of the schedule's batches it came from, counted through; -1 for ENTER, LEAVE and POST."""
+    """The row of the schedule's batches from which it came, counted through; -1 for ENTER, LEAVE and POST."""
     span: int
     hosts: tuple[int, ...] = ()
-    """The host of each rank; empty for one host, which needs no messages."""
+    """The host of each rank. It is empty for one host, which needs no messages."""
 
     def __len__(self) -> int:
         return len(self.opcode)
 
     @property
     def nstreams(self) -> int:
-        """Ranks times channels."""
+        """The number of streams: ranks times channels."""
         return len(self.start) - 1
 
     @cached_property
@@ -76,18 +76,23 @@ class Streams:
         return np.repeat(np.arange(self.nstreams, dtype=np.int32), np.diff(self.start))
 
     def verify(self) -> Streams:
-        """Check the streams on their own, for two executions in a row; returns self.
+        """Check the streams on their own, for two executions in a row. The result is kept.
 
-        Nothing deadlocks; every two accesses to one place, of which one writes, are ordered; and what they compute,
-        in any order that the waits allow, is the collective, combined in the order of the schedule's proof. Raises
-        ScheduleError. The result is kept.
+        Nothing deadlocks. Two accesses to one place are ordered if one of them writes. In any order that the waits allow, the
+        streams compute the collective, combined in the order of the schedule's proof.
+
+        Returns:
+            The streams themselves.
+
+        Raises:
+            ScheduleError: If one of these does not hold.
         """
         _ = self._verified
         return self
 
     @property
     def completes(self) -> np.ndarray:
-        """A mask of the instructions that complete a reduction, where a mean divides; the streams are verified for it."""
+        """A mask of the instructions that complete a reduction. There a mean divides. Reading it verifies the streams."""
         return self._verified
 
     @cached_property
@@ -98,11 +103,10 @@ class Streams:
 
     @cached_property
     def reads_only_inputs(self) -> bool:
-        """True when all that a rank does is to write its own output from ranks' inputs.
+        """True if each rank only writes its own output from ranks' inputs.
 
-        Then it waits for nothing but the entry of the ranks that it reads from, and their inputs may as well be copies, which
-        outlast the call: streams that are verified are right in any order that has these waits, since no place is both read
-        and written.
+        Then a rank waits only for the entry of the ranks that it reads from. Their inputs may as well be copies that outlast
+        the call. No place is both read and written, so verified streams are right in any order that has these waits.
         """
         c, p = self.schedule.collective, self.schedule.nranks
         if self.hosts or self.schedule.channels != 1 or not np.isin(self.opcode, (*_GATES, Opcode.COMBINE)).all():
@@ -112,19 +116,40 @@ class Streams:
         return bool((self.src // p < c.input_chunks).all() and is_output.all() and (self.dst % p == writer).all())
 
     def operands(self, i: int) -> tuple[list[int], list[int]]:
-        """The destinations and the sources of instruction i."""
+        """Return the destinations and the sources of instruction i, as numbers of places.
+
+        Args:
+            i: The instruction's index in the columns.
+
+        Returns:
+            Two lists.
+        """
         dst, src = self.dst[self.dst_ptr[i] : self.dst_ptr[i + 1]], self.src[self.src_ptr[i] : self.src_ptr[i + 1]]
         return dst.tolist(), src.tolist()
 
     def posted(self, i: int) -> range:
-        """The messages that instruction i, a POST, begins."""
+        """Return the messages that a POST begins.
+
+        Args:
+            i: The index of the POST.
+
+        Returns:
+            The range of their indices.
+        """
         end = i + 1
         while self.opcode[end] in MESSAGES:
             end += 1
         return range(i + 1, end)
 
     def source(self, i: int) -> Source | None:
-        """The line of the move that instruction i came from."""
+        """Return the line of the move from which an instruction came.
+
+        Args:
+            i: The instruction's index.
+
+        Returns:
+            A source line, or None for ENTER, LEAVE and POST.
+        """
         row = int(self.move[i])
         if row < 0:
             return None
@@ -132,7 +157,14 @@ class Streams:
         return self.schedule.batches[int(np.searchsorted(ends, row, side="right"))].source
 
     def describe(self, i: int) -> str:
-        """Instruction i as text."""
+        """Return an instruction as text.
+
+        Args:
+            i: The instruction's index.
+
+        Returns:
+            A text such as "rank 0, instruction 1: output[0]@0 := input[0]@0", with the line of the move.
+        """
         s = int(np.searchsorted(self.start, i, side="right")) - 1
         where = f"{self._stream_name(s)}, instruction {i - int(self.start[s])}"
         opcode = Opcode(int(self.opcode[i]))
@@ -151,7 +183,17 @@ class Streams:
         return f"{where}: {side(dst)} := {side(src)}" + (f" ({source})" if source else "")
 
     def text(self, rank: int | None = None) -> str:
-        """One rank's streams as text (None: all): every instruction, and after which ones of other streams it comes."""
+        """Return streams as text: every instruction, and the instructions of other streams after which it comes.
+
+        Args:
+            rank: The rank whose streams are shown, or None for all.
+
+        Returns:
+            A text with a line for each instruction.
+
+        Raises:
+            ScheduleError: If `rank` is not a rank.
+        """
         channels, p = self.schedule.channels, self.schedule.nranks
         if rank is None:
             return "\n".join(map(self.text, range(p)))
@@ -175,7 +217,7 @@ class Streams:
 
     @cached_property
     def messages(self) -> tuple[np.ndarray, np.ndarray]:
-        """The SEND and the RECEIVE of every message. Raises ScheduleError for one without the other, or that differs."""
+        """The SEND and the RECEIVE of every message. Raises ScheduleError if one has no partner, or a partner that differs."""
         sides = (sends, sent), (receives, received) = [self._side(opcode) for opcode in MESSAGES]
         least = min(len(sends), len(receives))
         differs = np.append((sent[:, :least] != received[:, :least]).any(axis=0), len(sends) != len(receives))
@@ -188,7 +230,7 @@ class Streams:
         return sends, receives
 
     def _side(self, opcode: Opcode) -> tuple[np.ndarray, np.ndarray]:
-        """The SENDs or the RECEIVEs, each pair of ranks' in their order, and as columns the places and the run of each."""
+        """Return the SENDs or the RECEIVEs, ordered by pair of ranks, and as columns the places and the run of each."""
         rows, p = np.flatnonzero(self.opcode == opcode), self.schedule.nranks
         dst, src = self.dst[self.dst_ptr[rows]], self.src[self.src_ptr[rows]]
         order = np.lexsort((dst % p, src % p))
@@ -196,7 +238,10 @@ class Streams:
         return rows[order], np.stack([dst, src, *run])[:, order]
 
     def rounds(self) -> Iterator[tuple[list[int], list[int]]]:
-        """The SENDs of each round of messages, by sender and receiver, and the COMBINEs that follow; round 0 sends nothing."""
+        """Yield the SENDs of each round of messages, by sender and receiver, and the COMBINEs that follow.
+
+        Round 0 sends nothing.
+        """
         p, batches = self.schedule.nranks, self.schedule.batches
         batch = np.repeat(np.arange(len(batches)), np.array([len(b) for b in batches], int))
         kinds = (np.flatnonzero(self.opcode == opcode) for opcode in (Opcode.SEND, Opcode.COMBINE))
@@ -210,7 +255,7 @@ class Streams:
             yield sends[sent == number].tolist(), combines[combined == number].tolist()
 
     def _message_edges(self) -> tuple[np.ndarray, np.ndarray]:
-        """(instruction, one of another host that it comes after) by messages.
+        """Return (instruction, the instruction of another host that it comes after) by messages.
 
         A RECEIVE comes after the POST of its SEND. A SEND comes after its RECEIVE, as if nothing were buffered.
         """
@@ -219,16 +264,23 @@ class Streams:
         return np.concatenate([receives, sends]), np.concatenate([posts[sends], receives])
 
     def message_waits(self) -> Iterator[tuple[int, int, int]]:
-        """(instruction, stream, value) of the waits that messages are, in place of counters."""
+        """Yield (instruction, stream, value) of the waits that messages imply, in place of counters."""
         for i, awaited in zip(*(x.tolist() for x in self._message_edges()), strict=True) if self.hosts else ():
             stream = int(self.stream[awaited])
             yield i, stream, awaited - int(self.start[stream]) + 1
 
     def graph(self, executions: int = 1, messages: bool = True) -> HappensBefore:
-        """The instructions of several executions in a row as a graph; node numbers run through each stream in turn.
+        """Return the instructions of several executions in a row as a graph. Node numbers run through each stream in turn.
 
-        Without `messages` it has only what one host's counters and the order of a stream say. Raises ScheduleError for a wait
-        that no instruction ever fulfils, and for a SEND without its RECEIVE.
+        Args:
+            executions: The number of executions.
+            messages: False leaves out the edges of messages: only one host's counters and the order of each stream remain.
+
+        Returns:
+            A happens-before graph.
+
+        Raises:
+            ScheduleError: If no instruction ever satisfies a wait, or a SEND has no RECEIVE.
         """
         later, earlier = self._message_edges() if messages and self.hosts else (np.zeros(0, np.int64),) * 2
         if executions == 1 and not len(later):
@@ -251,12 +303,23 @@ class Streams:
         return HappensBefore(start, ptr, target[keep][order], self.schedule.channels)
 
     def nodes(self, execution: int, executions: int) -> np.ndarray:
-        """The node of each instruction in one of several executions."""
+        """Return the node of each instruction in one of several executions.
+
+        Args:
+            execution: The number of the execution.
+            executions: The number of executions in the graph.
+
+        Returns:
+            An integer array.
+        """
         length = np.diff(self.start)
         return np.arange(len(self)) + (self.start[:-1] * (executions - 1) + execution * length)[self.stream]
 
     def _awaited(self, execution: int, executions: int, start: np.ndarray) -> np.ndarray:
-        """The node that each wait of one execution waits for; -1 when it is over before the first execution."""
+        """Return the node that each wait of one execution waits for.
+
+        It is -1 if the wait is over before the first execution.
+        """
         length = np.diff(self.start)[self.wait_stream]
         value = self.wait_value
         if ((value >= 1) & (value <= length)).all():  # as lowering makes them
