@@ -35,48 +35,73 @@ __all__ = ["DistributedDataParallel"]
 _MIB = 1 << 20
 _NUMBERS = itertools.count()
 _CALL = torch.nn.Module._wrapped_call_impl.__code__
-"""The code through which a module is called: it calls `_call_impl`, and that calls `forward`."""
+"""The code of every call of a module: it calls `_call_impl`, and that calls `forward`."""
 
 
 class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
     """A module whose gradients are averaged over all processes in every backward pass, with torch's interface.
 
-    It is a subclass of torch's class, so that libraries recognize it, and shares no state with it: torch's own methods that
-    need torch's reducer raise ModuleError (`torch_interface`).
+    It is a subclass of torch's class, so libraries recognize it. It shares no state with that class: torch's own methods that
+    need torch's reducer raise ModuleError.
 
-    `module` is of the same structure on every rank, on the CPU or on each rank's own GPU; rank 0's parameters and buffers
-    become those of all. After `backward()` each parameter's `grad` is the mean of all ranks', the same bits on every rank:
-    sums are divided by the number of ranks once, at their end. Gradients are reduced in buckets: in shared memory where
-    autograd left them, or, of a module on a GPU, in its memory at the end of the backward pass, on torch's current stream, by
-    NCCL or our kernels. Modules on GPUs have dense gradients, and need CuPy. Several ranks may have one GPU: correct, and in
-    turns, without NCCL, which refuses that.
+    The module has the same structure on every rank. It is on the CPU, or on each rank's own GPU. All ranks take over rank 0's
+    parameters and buffers. After `backward()` each parameter's `grad` is the mean over all ranks, with the same bits on every
+    rank. Sums are divided by the number of ranks once, at their end.
 
-    device_ids, output_device, dim: as torch has them: with device_ids=[i] of a module on GPU i, inputs are moved there. A CPU
-        module takes none.
-    broadcast_buffers: buffers become rank 0's when the module is wrapped, and before each forward pass (but the first one
-        after a pass in `no_sync` or without gradients). False leaves each rank its own. The attribute of this name is also a
-        function: a call broadcasts the buffers now.
-    forward_sync_buffers: the same, but False only leaves out the broadcasts before forward passes. It overrides
-        `broadcast_buffers`.
-    init_sync: compare and broadcast the module's state at first. False where all ranks are known to have the same.
-    process_group: None for all processes of the job, or a mesh of processes, over all of its axes. A group of
-        torch.distributed is accepted if it has all processes.
-    device_mesh: a one-dimensional mesh of torch.distributed, in place of `process_group`, if it has all processes.
-    bucket_cap_mb: MiB of a bucket; the first one has at most 1. `bucket_cap_mb_list` has that of each bucket, the last for all
-        that follow.
-    find_unused_parameters: parameters may have no gradient, other ones on each rank; those that no rank uses keep theirs.
-        Otherwise one without a gradient is an error on all ranks.
-    gradient_as_bucket_view, batched_grad_copy: accepted; on CPUs gradients are always views of the shared memory that they were
-        reduced to. One that is kept after `zero_grad()` does not change.
-    static_graph: every backward pass uses the same parameters as the first one, some perhaps several times, as with reentrant
-        checkpoints.
+    Gradients are reduced in buckets. On CPUs the ranks reduce them in shared memory, where autograd wrote them. On GPUs they
+    stay in device memory: at the end of the backward pass NCCL or our kernels reduce them on torch's current stream. Modules
+    on GPUs have dense gradients, and need CuPy. Several ranks may share one GPU. They then take turns, without NCCL, which
+    does not support that.
 
-    Raises: ModuleError for a module without trainable parameters, or one that is wrapped already; ProgramMismatch on all ranks
-    where modules differ, naming the first difference; DTypeError; MeshError; MissingPackageError and DeviceError where a GPU
-    cannot be used, or is not the one that this process computes on.
+    Args:
+        module: The module. At least one of its parameters requires grad.
+        device_ids: As in torch. With device_ids=[i] of a module on GPU i, inputs are moved there. A CPU module takes none.
+        output_device: As in torch.
+        dim: As in torch.
+        broadcast_buffers: Buffers become rank 0's when you wrap the module, and before each forward pass. (The first pass
+            after one in `no_sync`, or without gradients, leaves that out.) False leaves each rank its own buffers. The
+            attribute with this name is also a function: a call broadcasts the buffers now.
+        init_sync: Compare the ranks' modules and broadcast rank 0's state at first. Pass False if you know that all ranks
+            have the same.
+        process_group: None for all processes of the job, or a mesh of processes, over all of its axes. A group of
+            torch.distributed must have all processes.
+        bucket_cap_mb: MiB of a bucket. The first bucket has at most 1.
+        find_unused_parameters: Parameters may have no gradient, different ones on each rank. Those that no rank uses keep their
+            `grad`. Otherwise a parameter without a gradient is an error on all ranks.
+        check_reduction: Accepted.
+        gradient_as_bucket_view: Accepted. On CPUs gradients are always views of the shared memory that they were reduced to. A
+            gradient that you keep after `zero_grad()` does not change.
+        static_graph: Every backward pass uses the same parameters as the first one. It may use some several times, as reentrant
+            checkpoints do.
+        delay_all_reduce_named_params: Not supported: must be None.
+        param_to_hook_all_reduce: Not supported: must be None.
+        mixed_precision: Not supported: must be None.
+        device_mesh: A one-dimensional mesh of torch.distributed with all processes, in place of `process_group`.
+        skip_all_reduce_unused_params: Accepted.
+        bucket_cap_mb_list: MiB of each bucket. The last value holds for all later ones.
+        batched_grad_copy: Accepted.
+        forward_sync_buffers: As `broadcast_buffers`, but False only leaves out the broadcasts before forward passes. It
+            overrides `broadcast_buffers`.
 
-    Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, whose interface
-    this is.
+    Raises:
+        ModuleError: If the module has no trainable parameters, or is wrapped already.
+        ProgramMismatch: On all ranks, if the modules differ. The error names the first difference.
+        DTypeError: If funccoll does not support the dtype of a parameter or buffer.
+        MeshError: If the mesh or group cannot be used.
+        MissingPackageError: If the module is on a GPU, and CuPy is missing.
+        DeviceError: If a GPU cannot be used, or is not the one on which this process computes.
+
+    Example:
+        >>> import torch
+        >>> from funccoll.torch import DistributedDataParallel
+        >>> model = DistributedDataParallel(torch.nn.Linear(2, 1))  # in each process of `funccoll run -n 4`
+        >>> model(torch.ones(3, 2)).sum().backward()
+        >>> model.module.weight.grad  # the mean of all ranks
+        tensor([[3., 3.]])
+
+    References:
+        Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020. The interface is
+        theirs.
     """
 
     def __init__(
@@ -132,7 +157,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
     # ------------------------------------------------------------ state of all ranks
 
     def _join(self, process_group: Any, sync: bool) -> None:
-        """Make everything that belongs to a process: the mesh, programs and hooks."""
+        """Make all that belongs to a process: the mesh, programs and hooks."""
         _stay_out_of_graphs()
         self._process_group = process_group
         self._mesh = mesh_of_group(process_group, "DistributedDataParallel", own=True)
@@ -195,7 +220,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
     # ------------------------------------------------------------ passes
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Call the module; a backward pass through its result averages gradients, unless this is in `no_sync`."""
+        """Call the module. A backward pass through the result averages gradients, except in `no_sync`."""
         reducer = self._reducer
         if self.device_ids:  # as torch does
             there = torch.device(DEVICE_TYPE, self.device_ids[0])
@@ -210,7 +235,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
         output = module(*inputs, **kwargs)
         if reducer.changes.may_differ:  # a pass may make parameters
             self._check_changes(reducer)
-        syncs = self._syncs()  # Lightning's manual optimization changes it in the module, after a backward pass of its own
+        syncs = self._syncs()  # Lightning's manual optimization changes it inside the module
         if self.require_forward_param_sync is not syncs:  # assigning an attribute of a module takes four microseconds
             self.require_forward_param_sync = syncs  # as in torch: ranks may evaluate on other numbers of batches
         if syncs:
@@ -222,7 +247,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
         return output
 
     def _syncs(self) -> bool:
-        """True where a backward pass is to average gradients."""
+        """True if a backward pass will average gradients."""
         return torch.is_grad_enabled() and self.require_backward_grad_sync
 
     def _check_changes(self, reducer: Reducer) -> None:
@@ -230,7 +255,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
             self._frozen += new
 
     def _prepare(self, reducer: Reducer, module: torch.nn.Module, source: Source | None) -> ForwardPass | None:
-        """Do what comes before the module; returns the pass if a backward pass is to average gradients."""
+        """Prepare for a call of the module. Return the pass if a backward pass will average gradients."""
         reducer.prepare()
         first = reducer.changes.first_parameter()
         if first is not None and first.device != self.device:
@@ -264,7 +289,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
         return reducer.add_pass(module.training, source) if self._syncs() else None
 
     def _hook(self, output: Any, reducer: Reducer, counted: ForwardPass) -> None:
-        """Let a backward pass through the output begin with the reducer."""
+        """Make each backward pass through the output begin with the reducer."""
         complete = True
         for leaf in (output,) if isinstance(output, torch.Tensor) else output_leaves(output):
             if not isinstance(leaf, torch.Tensor):
@@ -274,21 +299,27 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
                 if leaf.grad_fn is not None:
                     leaf.register_hook(counted)
         if not complete:
-            # A parameter, or an object that holds its tensors in its own way: parameters tell when a backward pass comes.
+            # A parameter, or an object that hides its tensors: hooks of parameters notice the backward pass.
             counted.is_complete = False
             reducer.begin_by_hooks()
 
     def skip_if(self, condition: Any) -> bool:
-        """Return True, on all ranks, if `condition` is true on any: then all skip the backward pass together.
+        """Return True on all ranks if `condition` is true on any. All ranks then skip the backward pass together.
 
             loss = loss_fn(ddp(x), y)
             if ddp.skip_if(not torch.isfinite(loss)):
                 continue
             loss.backward()
 
-        condition: a bool, or a tensor of one element. All ranks must call it at the same place of a step, once in each: it is
-            one collective of a byte. Before the forward pass it lets all ranks skip a batch that is empty on one. Gradients
-            that were accumulated in `no_sync` stay; `zero_grad()` drops them.
+        All ranks call it at the same place of a step, once in each step. It is one collective of a byte. If you call it
+        before the forward pass, all ranks can skip a batch that is empty on one. Gradients that you accumulated in `no_sync`
+        stay until `zero_grad()`.
+
+        Args:
+            condition: A bool, or a tensor of one element.
+
+        Returns:
+            The same bool on all ranks.
         """
         with user_frames():
             own = bool(condition)
@@ -300,7 +331,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let gradients of forward passes in the block add up on each rank; the next pass outside averages their sums."""
+        """Accumulate the gradients of forward passes in the block on each rank. The next pass outside averages the sums."""
         before = self.require_backward_grad_sync
         self.require_backward_grad_sync = False
         try:
@@ -311,14 +342,19 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
     def join(
         self, divide_by_initial_world_size: bool = True, enable: bool = True, throw_on_early_termination: bool = False
     ) -> Any:
-        """Train on inputs of different numbers: a rank that leaves the block takes part in the others' passes, with zeros.
+        """Train on different numbers of inputs. A rank that leaves the block takes part in the others' passes, with zeros.
 
-        Every forward pass and every reduction in the block costs one small collective more. When all have left, parameters and
-        buffers are those of the first rank that was the last to have inputs.
+        Every forward pass and every reduction in the block costs one more small collective. When all ranks have left,
+        parameters and buffers are those of one rank: the first of those that had inputs longest.
 
-        divide_by_initial_world_size: divide gradients by the number of all ranks; else by that of those with inputs.
-        enable: False makes the block do nothing.
-        throw_on_early_termination: raise UnevenBatchesError, on all ranks, as soon as the inputs of some have ended.
+        Args:
+            divide_by_initial_world_size: Divide gradients by the number of all ranks. False divides by the number of ranks that
+                still have inputs.
+            enable: False makes the block do nothing.
+            throw_on_early_termination: Raise UnevenBatchesError on all ranks as soon as some have no more inputs.
+
+        Returns:
+            A context manager.
         """
         if not enable or self._reducer is None or self._mesh.size == 1:
             return contextlib.nullcontext()
@@ -341,20 +377,26 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
     def register_comm_hook(self, state: Any, hook: Any) -> None:
         """Let a communication hook reduce each bucket. All ranks register the same one, once, before the first backward pass.
 
-        hook: torch's, `hook(state, bucket)`, which is given a `GradBucket` of this rank's own gradients, and returns a
-            torch.futures.Future of one tensor, or the tensor: the gradients, in the buffer's shape and order. It divides by the
-            number of ranks itself. It is called in the order of the buckets, when the bucket and the future of the
-            bucket before are complete. Where it raises on some ranks, all raise, in the backward pass.
-            Or, with state=None, a hook of `funccoll.comm_hooks`, or its name: "all_reduce", "float16", "bfloat16", "int8",
-            "power_sgd". It is compiled, and sums gradients that were divided by the number of ranks. Its state stays with this
-            wrapper; a copied or unpickled wrapper has no hook.
+        torch's hooks are functions `hook(state, bucket)`. The `GradBucket` has this rank's own gradients. The hook returns
+        the reduced gradients as a tensor, or as a torch.futures.Future of one tensor, in the buffer's shape and order. It
+        divides by the number of ranks itself. Hooks are called in the order of the buckets, each when its bucket and the
+        future of the bucket before are complete. If a hook raises on some ranks, all ranks raise in the backward pass.
 
-        Raises: ModuleError for a second hook, one after a backward pass, sparse gradients, and for what is not a hook;
-        ProgramMismatch where ranks register different ones; in the backward pass ShapeError, DTypeError or ModuleError for a
-        wrong result. Source: torch's method of this name.
+        funccoll's hooks are compiled. They sum gradients that were divided by the number of ranks. Their state stays with this
+        wrapper. A copied or unpickled wrapper has no hook.
+
+        Args:
+            state: What a hook of torch is called with; None for one of funccoll.
+            hook: A hook of torch; one of `funccoll.comm_hooks`, or its name: "all_reduce", "float16", "bfloat16", "int8",
+                "power_sgd".
+
+        Raises:
+            ModuleError: If there is a hook already, after a backward pass, for sparse gradients, or if it is not a hook.
+            ProgramMismatch: If the ranks register different hooks.
+            ShapeError, DTypeError, ModuleError: In the backward pass, if the result is wrong.
         """
         with user_frames():
-            if self._reducer is None:  # a single process: its hook is called, too
+            if self._reducer is None:  # a single process calls its hook, too
                 self._reducer = self._make_reducer(named_parameters(self.module, self.parameters_to_ignore))
             self._reducer.use_hook(state, hook)
 
@@ -368,7 +410,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
 
     @property
     def broadcast_buffers(self) -> Any:
-        """Truth of `forward_sync_buffers`. `ddp.broadcast_buffers()` makes the buffers rank 0's now; all ranks must call it."""
+        """Value of `forward_sync_buffers`. A call, `ddp.broadcast_buffers()`, broadcasts rank 0's buffers on all ranks now."""
         switch = BufferSwitch(self.forward_sync_buffers)
         switch.broadcast = self._sync_buffers
         return switch
@@ -384,7 +426,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
 
     @property
     def process_group(self) -> Any:
-        """The group of torch.distributed that was given, or its default one; None where it is not initialized."""
+        """The given group of torch.distributed, or its default group; None if torch.distributed is not initialized."""
         given = self._process_group
         if given is None or isinstance(given, Mesh):
             return torch.distributed.group.WORLD if torch.distributed.is_initialized() else None
@@ -431,7 +473,7 @@ refuse_other_names(DistributedDataParallel)
 
 @functools.cache
 def _stay_out_of_graphs() -> None:
-    """Let torch.compile leave `forward` alone, and compile the module in it. Imports the compiler, as torch's optimizers do."""
+    """Make torch.compile compile only the module, not `forward`. This imports the compiler, as torch's optimizers do."""
     wrapper: Any = DistributedDataParallel
     wrapper.forward = torch.compiler.disable(wrapper.forward, recursive=False)
     wrapper._prepare, wrapper._hook = torch.compiler.disable(wrapper._prepare), torch.compiler.disable(wrapper._hook)
@@ -439,7 +481,7 @@ def _stay_out_of_graphs() -> None:
 
 def _caller() -> Source | None:
     """The user's line that calls a wrapper, from its `forward`."""
-    try:  # the frames between are not looked at: each costs half a microsecond of a step
+    try:  # looking at the frames between would cost half a microsecond each
         is_called = sys._getframe(3).f_code is _CALL
     except ValueError:  # fewer frames
         is_called = False

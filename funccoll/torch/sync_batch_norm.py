@@ -17,28 +17,50 @@ from .tensor_programs import breaks_graph, check_tensor
 __all__ = ["SyncBatchNorm"]
 
 Statistics = tuple[torch.Tensor, torch.Tensor, float]
-"""(mean and biased variance of each channel, number of values of a channel), of all processes' batches together."""
+"""(mean and biased variance of each channel, number of values of a channel), over all processes' batches."""
 
 
 class SyncBatchNorm(_BatchNorm):
-    """torch.nn.BatchNorm of any dimension with the statistics of the batches of all processes, on the CPU.
+    """Batch normalization of any dimension on the CPU, with the statistics of all processes' batches.
 
-    In training mode the input, (N, C, ...) with a shape and an N of its own on each process (0 as well), is normalized by
-    the mean and variance of each channel over all processes' values, which are bitwise equal on all. One all_gather of each
-    process's mean, variance and count, which Chan's formula combines; one all_reduce of two sums in the backward pass. All
-    processes must call it in the same order, and run the backward pass. In eval mode it does not communicate. The gradients
-    of weight and bias are this process's, to be summed or averaged like all others. The backward pass can be differentiated
-    again.
+    In training mode the input is (N, C, ...). Each process has its own shape and N, which may be 0. Each channel is
+    normalized by its mean and variance over all processes' values. These are bitwise equal on all processes.
 
-    Arguments are torch.nn.SyncBatchNorm's; process_group is a mesh from `fc.make_mesh`, or None for all processes of the job,
-    and for plain batch normalization in a single process. Input is float32 or float64, or a 16-bit float, whose statistics
-    are computed in float32, with parameters of its own dtype or of float32. The memory format is kept.
+    The forward pass costs one all_gather of each process's mean, variance and count. Chan's formula combines them. The
+    backward pass costs one all_reduce of two sums. All processes call the module in the same order, and run the backward
+    pass. In eval mode it does not communicate.
 
-    Raises: ShapeError for an input of fewer than 2 dimensions, another number of channels, or one value per channel in
-    training; DTypeError; DeviceError, TraceError and MeshError as collectives of tensors do.
+    The gradients of weight and bias are this process's own; sum or average them like all others. You can differentiate the
+    backward pass again. The input is float32, float64 or a 16-bit float. Statistics of 16-bit floats are computed in float32;
+    the parameters then have the input's dtype or float32. The memory format is kept.
 
-    Sources: Ioffe and Szegedy, 2015; Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
-    sample variances", 1979.
+    Args:
+        num_features: The number of channels.
+        eps: Added to the variance.
+        momentum: The share of a new batch in the running statistics. None averages all batches.
+        affine: Whether the module has a weight and a bias.
+        track_running_stats: Whether the module has running statistics.
+        process_group: A mesh from `fc.make_mesh`. None takes all processes of the job; a single process then normalizes its own
+            batch.
+        device: As in torch.
+        dtype: The dtype of the parameters.
+        bias: False leaves out the bias.
+
+    Raises:
+        ShapeError: If the input has fewer than 2 dimensions, another number of channels, or one value per channel in training.
+        DTypeError: If the input is not of real floats, or does not fit the parameters.
+        DeviceError, TraceError, MeshError: As collectives of tensors do.
+
+    Example:
+        >>> import torch
+        >>> from funccoll.torch import SyncBatchNorm
+        >>> norm = SyncBatchNorm(1)
+        >>> norm(torch.tensor([[1.0], [3.0]])).round(decimals=3).tolist()  # the rows of all processes count
+        [[-1.0], [1.0]]
+
+    References:
+        Ioffe and Szegedy, 2015.
+        Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
     """
 
     def __init__(
@@ -78,7 +100,7 @@ class SyncBatchNorm(_BatchNorm):
 
     @breaks_graph
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Normalize a batch: shape, dtype and memory format are kept."""
+        """Normalize a batch. The result has its shape, dtype and memory format."""
         self._check_input_dim(input)
         if not self.training:
             return functional.batch_norm(
@@ -104,7 +126,7 @@ class SyncBatchNorm(_BatchNorm):
         return _Normalization.apply(input, self.weight, self.bias, mean, var, count, mesh, self.eps)
 
     def _update_running_statistics(self, mean: torch.Tensor, var: torch.Tensor, count: float) -> None:
-        """Move the running statistics towards those of a batch; with momentum=None they are the average of all batches."""
+        """Move the running statistics towards those of a batch. With momentum=None they are the average of all batches."""
         if not self.track_running_stats:
             return
         rate = self.momentum
@@ -118,10 +140,17 @@ class SyncBatchNorm(_BatchNorm):
 
     @classmethod
     def convert_sync_batchnorm(cls, module: torch.nn.Module, process_group: Mesh | None = None) -> torch.nn.Module:
-        """Return `module` with a SyncBatchNorm in place of each BatchNorm in it, or the SyncBatchNorm in place of itself.
+        """Replace each BatchNorm in `module` by a SyncBatchNorm.
 
-        Parameters, running statistics and modes are the old modules' own; torch's SyncBatchNorm is replaced as well. A
-        module that stands in several places stays one.
+        The new modules take over parameters, running statistics and modes. torch's SyncBatchNorm is replaced as well. A
+        module in several places stays one module.
+
+        Args:
+            module: A module, which is changed.
+            process_group: As in the constructor.
+
+        Returns:
+            The module, or the SyncBatchNorm in its place.
         """
         return cls._converted(module, process_group, {})
 
@@ -155,7 +184,7 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def _dtype_of_statistics(x: torch.Tensor) -> torch.dtype:
-    """The dtype to compute in; raises DTypeError for an input that is not of real floats."""
+    """Return the dtype to compute in. Raise DTypeError if the input is not of real floats."""
     if x.dtype in (torch.float16, torch.bfloat16):
         return torch.float32
     if x.dtype not in (torch.float32, torch.float64):
@@ -164,14 +193,14 @@ def _dtype_of_statistics(x: torch.Tensor) -> torch.dtype:
 
 
 def _statistics(x: torch.Tensor, mesh: Mesh) -> Statistics:
-    """The statistics of all processes' batches together; combined in float64."""
+    """Return the statistics over all processes' batches, combined in float64."""
     channels, dtype = x.shape[1], _dtype_of_statistics(x)
     others = [d for d in range(x.ndim) if d != 1]
     if not x.numel():
-        mean = var = x.to(dtype).sum(others)  # zeros which depend on x, so that the backward passes of all processes are alike
+        mean = var = x.to(dtype).sum(others)  # zeros that depend on x, so that all processes have the same backward pass
     elif torch.is_grad_enabled():  # differentiable, and much slower
         var, mean = torch.var_mean(x.to(dtype), others, correction=0)
-    else:  # the result has the dtype of the running statistics that it is given, and moves
+    else:  # the result has the dtype of the running statistics, which this call moves
         moved, like = torch.zeros(2, channels, dtype=dtype)
         mean, var = torch.batch_norm_update_stats(x, moved, like, 0.0)
     if mesh.size == 1:
@@ -190,7 +219,7 @@ def _per_channel(value: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 class _Normalization(torch.autograd.Function):
-    """The normalized batch, from the statistics of all processes' batches, which depend on it."""
+    """The normalized batch, from the statistics over all processes' batches. They depend on the batch."""
 
     @staticmethod
     def forward(
@@ -236,7 +265,7 @@ class _Normalization(torch.autograd.Function):
 def _differentiable_gradients(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, ct: torch.Tensor, ctx: Any
 ) -> list[torch.Tensor | None]:
-    """The gradients of x, weight and bias for a second derivative, by differentiating operations that are differentiable."""
+    """Return the gradients of x, weight and bias for a second derivative, by differentiating differentiable operations."""
     mean, var, _ = _statistics(x, ctx.mesh)
     out = (x.to(mean.dtype) - _per_channel(mean, x)) * _per_channel((var + ctx.eps).rsqrt(), x)
     if weight is not None:

@@ -1,23 +1,34 @@
-"""Collectives of torch tensors: from this rank's tensor to a new one, differentiable.
+"""Collectives of torch tensors. Each takes this rank's tensor, returns a new one, and has a gradient.
 
-Common to all: `x` is this rank's tensor, dense and on the CPU, of one shape and dtype on all ranks; it is never written.
-`mesh` is a mesh of processes (or of one device), `axis` one of its axes or a tuple of them, the first outermost. Every rank
-along the axis calls the function. The result is a new tensor of its own memory, contiguous. A tensor from `empty` is read by
-the other ranks where it lies; of any other, what they read is copied into shared memory first.
+All collectives follow these rules:
 
-**Gradients.** Each rank has a loss of its own, and its backward pass begins there. The gradient that arrives at `x` is that
-of the sum of all ranks' losses, as in torch.distributed.nn.functional: the transpose of the map from all ranks' inputs to all
-ranks' outputs. So every rank must run the backward pass, in the same order of operations. This differs from `fc.jit`, where a
-result that is equal on all devices counts as one value with one loss: there the transpose of an all_reduce sum does not
-communicate, and here it is an all_reduce sum of the ranks' cotangents, because nothing says that the losses are one. Where
-each rank computes the same loss from reduced values, gradients are therefore p times that of one of them: divide by p.
-Backward passes are made of the same functions, so they can be differentiated again. Complex gradients are torch's. Forward mode
-has the linear collectives, torch.func's transforms none; torch.compile calls collectives between two graphs.
+- `x` is this rank's tensor. It is dense, on the CPU, and of one shape and dtype on all ranks. No collective writes it.
+- `mesh` is a mesh of processes (or of one device). `axis` is one of its axes, or a tuple of them, the first one outermost. p is
+  the number of ranks along it. Every rank along the axis calls the function.
+- The result is a new contiguous tensor with memory of its own.
+- Other ranks read a tensor from `empty` in place. If `x` is another tensor, the parts that they read are copied into shared
+  memory first.
 
-Errors are raised before anything moves: TraceError for what is not a dense tensor, DeviceError for one elsewhere than in host
-memory, DTypeError for a dtype that is not supported or lacks the op, ShapeError for dimensions, roots and pairs that do not
-exist or fit, MeshError for an axis or mesh that cannot be used, UnsupportedError for an unknown op, and for tensors of
-torch.func's transforms (vmap, grad, functionalize) and of make_fx.
+**Gradients.** Each rank has its own loss, and its backward pass begins there. The gradient of `x` is that of the sum of all
+ranks' losses, as in torch.distributed.nn.functional. It is the transpose of the map from all ranks' inputs to all ranks'
+outputs. So every rank runs the backward pass, in the same order of operations.
+
+This differs from `fc.jit`. There, a result that is equal on all devices counts as one value with one loss, so the transpose
+of an all_reduce sum does not communicate. Here nothing says that the losses are one, so the transpose is an all_reduce sum of
+the ranks' cotangents. If each rank computes the same loss from reduced values, gradients are p times that of one of them:
+divide by p.
+
+Backward passes consist of the same functions, so you can differentiate them again. Complex gradients are torch's. Forward mode
+supports the linear collectives; torch.func's transforms support none. torch.compile calls collectives between two graphs.
+
+**Errors** come before anything moves:
+
+- TraceError: `x` is not a dense tensor.
+- DeviceError: `x` is not in host memory.
+- DTypeError: funccoll does not support the dtype, or the dtype lacks the op.
+- ShapeError: a dimension, root or pair does not exist, or a shape does not fit.
+- MeshError: the axis or mesh cannot be used.
+- UnsupportedError: the op is unknown, or `x` belongs to a transform of torch.func (vmap, grad, functionalize) or to make_fx.
 """
 
 from __future__ import annotations
@@ -63,7 +74,7 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 def _call(name: str, x: torch.Tensor, mesh: Mesh, axis: Axes, options: Options) -> torch.Tensor:
-    """The collective of `x`, on the tape where it has a gradient. Its errors are of the caller's caller's line."""
+    """Run a collective, on the tape if `x` has a gradient. Its errors name the line of the caller's caller."""
     if is_dynamo_compiling() or _frames_are_traced():
         return _call_outside_of_graphs(name, x, mesh, axis, options)
     if _transform() is not None or _dispatch_modes():
@@ -75,7 +86,7 @@ def _call(name: str, x: torch.Tensor, mesh: Mesh, axis: Axes, options: Options) 
     except FunccollError:
         check_tensor(x, name)  # an array has a shape and a dtype, too
         raise
-    except (AttributeError, KeyError, TypeError):  # the first call, a list of axes, or something to refuse
+    except (AttributeError, KeyError, TypeError):  # the first call, a list of axes, or an invalid argument
         program = program_of(name, x, mesh, axis, options, site)
     recorded = x.requires_grad
     if (recorded and _grad_enabled()) or forward_ad._current_level >= 0:
@@ -91,7 +102,7 @@ _call_outside_of_graphs = breaks_graph(_call)
 
 
 class _Linear(torch.autograd.Function):
-    """A collective that is linear in the tensors of all ranks: all but the reductions max, min and prod."""
+    """A collective that is linear in the tensors of all ranks. Only the reductions max, min and prod are not."""
 
     @staticmethod
     def forward(
@@ -111,7 +122,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _transpose(name: str, ct: torch.Tensor, mesh: Mesh, axis: Axes, *options: Any) -> torch.Tensor:
-    """The transpose of a linear collective, by the table in docs/design/types.md; all ranks' outputs are summed over."""
+    """Apply the transpose of a linear collective (docs/design/types.md), with the losses of all ranks summed."""
     if name == "all_reduce":
         return all_reduce(ct, mesh, axis, op=options[0])
     if name == "all_gather":
@@ -131,7 +142,7 @@ def _transpose(name: str, ct: torch.Tensor, mesh: Mesh, axis: Axes, *options: An
 
 
 def _to_contributors(name: str, value: torch.Tensor, mesh: Mesh, axis: Axes, options: Options) -> torch.Tensor:
-    """Give what belongs to the result of a reduction to all ranks that contributed to it, in the shape of their tensors."""
+    """Send a value of a reduction's result to all ranks that contributed to it, in the shape of their tensors."""
     if name == "reduce":
         return broadcast(value, mesh, axis, root=options[0])
     return all_gather(value, mesh, axis, dim=options[0])  # reduce_scatter
@@ -166,7 +177,7 @@ class _Selecting(torch.autograd.Function):
 
 
 def _product_of_others(x: torch.Tensor, mesh: Mesh, axis: Axes) -> torch.Tensor:
-    """The product of the other ranks' tensors."""
+    """Return the product of the other ranks' tensors."""
     axes, own = normalize_axes(axis), mesh.coordinates(mesh.local_devices[0])
     place = Mesh({a: mesh.shape[a] for a in axes}).position({a: own[a] for a in axes})
     every = all_gather(x.unsqueeze(0), mesh, axis)
@@ -177,74 +188,155 @@ def _product_of_others(x: torch.Tensor, mesh: Mesh, axis: Axes) -> torch.Tensor:
 
 
 def all_reduce(x: torch.Tensor, mesh: Mesh, axis: Axes, *, op: str = "sum") -> torch.Tensor:
-    """Combine `x` over all ranks along `axis`; every rank gets the result, bit by bit the same.
+    """Combine `x` over all ranks along `axis`. Every rank gets the result, and all get the same bits.
 
-    op is sum, mean, max, min, prod, and, or, xor. The order of combination is that of `fc.all_reduce`: by default a left
-    fold in axis order; float16 and bfloat16 are combined in float32. Returns the shape and dtype of `x`.
-    Gradient, of the sum of all ranks' losses: sum and mean give the sum and mean of the ranks' cotangents to every rank; max
-    and min give the sum to the ranks that have the extremum, shared equally in a tie; prod gives it times the product of the
-    other ranks' values, right with zeros.
+    The order of combination is that of `fc.all_reduce`, by default the left fold in axis order. float16 and bfloat16 are
+    combined in float32.
+
+    The gradient of a sum or mean is the sum or mean of the ranks' cotangents, on every rank. max and min give the sum to the
+    ranks that have the extremum, shared equally in a tie. prod multiplies it by the product of the other ranks' values,
+    correctly if some are zero.
+
+    Args:
+        x: This rank's tensor.
+        mesh: A mesh of processes.
+        axis: A mesh axis, or a tuple of axes.
+        op: "sum", "mean", "max", "min", "prod", "and", "or" or "xor".
+
+    Returns:
+        A tensor with the shape and dtype of `x`.
+
+    Example:
+        >>> import torch, funccoll.torch
+        >>> mesh = fc.make_mesh({"data": 1})  # `funccoll run -n 4` gives a mesh of 4 ranks, and 4 times the sum
+        >>> funccoll.torch.all_reduce(torch.tensor([1.0, 2.0]), mesh, "data")
+        tensor([1., 2.])
     """
     return _call("all_reduce", x, mesh, axis, (op,))
 
 
 def all_gather(x: torch.Tensor, mesh: Mesh, axis: Axes, *, dim: int = 0) -> torch.Tensor:
-    """Concatenate all ranks' `x` along `dim`, in axis order, on every rank.
+    """Concatenate the `x` of all ranks along `dim`, in axis order, on every rank.
 
-    Returns the shape of `x` with `dim` multiplied by p, the number of ranks. Gradient: reduce_scatter of the cotangents.
+    The gradient is a reduce_scatter of the cotangents.
+
+    Args:
+        x: This rank's tensor.
+        mesh: A mesh of processes.
+        axis: A mesh axis, or a tuple of axes.
+        dim: The dimension to concatenate along; negative counts from the end.
+
+    Returns:
+        A tensor with the shape of `x`, but `dim` multiplied by p.
     """
     return _call("all_gather", x, mesh, axis, (dim,))
 
 
 def reduce_scatter(x: torch.Tensor, mesh: Mesh, axis: Axes, *, dim: int = 0, op: str = "sum") -> torch.Tensor:
-    """Combine `x` over `axis` and leave each rank its own block along `dim`.
+    """Combine `x` over `axis`, and leave each rank its own block along `dim`.
 
-    Returns the shape of `x` with `dim` divided by p, which must divide it. Gradient: all_gather of the cotangents, divided
-    by p for mean; max, min and prod as in `all_reduce`.
+    The gradient is an all_gather of the cotangents, divided by p for a mean. For max, min and prod it is that of `all_reduce`.
+
+    Args:
+        x: This rank's tensor.
+        mesh: A mesh of processes.
+        axis: A mesh axis, or a tuple of axes.
+        dim: The dimension to split. p divides its size.
+        op: As in `all_reduce`.
+
+    Returns:
+        A tensor with the shape of `x`, but `dim` divided by p.
     """
     return _call("reduce_scatter", x, mesh, axis, (dim, op))
 
 
 def all_to_all(x: torch.Tensor, mesh: Mesh, axis: Axes, *, split_dim: int, concat_dim: int) -> torch.Tensor:
-    """Split `x` along `split_dim` into p blocks, send block j to rank j, concatenate what comes along `concat_dim`.
+    """Split `x` along `split_dim` into p blocks, send block j to rank j, and concatenate the received blocks.
 
-    Returns the shape of `x` with `split_dim` divided by p and `concat_dim` multiplied by p. Gradient: the reverse exchange.
+    The gradient is the reverse exchange.
+
+    Args:
+        x: This rank's tensor.
+        mesh: A mesh of processes.
+        axis: A mesh axis, or a tuple of axes.
+        split_dim: The dimension to split. p divides its size.
+        concat_dim: The dimension along which the received blocks are concatenated, in axis order.
+
+    Returns:
+        A tensor with the shape of `x`, but `split_dim` divided and `concat_dim` multiplied by p.
     """
     return _call("all_to_all", x, mesh, axis, (split_dim, concat_dim))
 
 
 def permute(x: torch.Tensor, mesh: Mesh, axis: Axes, pairs: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """Send along `(source, destination)` pairs of positions on `axis`; a rank that receives nothing gets zeros.
+    """Send `x` along pairs of positions on `axis`. A rank that receives nothing gets zeros.
 
-    Sources are unique, and so are destinations. Returns the shape of `x`. Gradient: the pairs reversed.
+    The gradient is a permute with the pairs reversed.
+
+    Args:
+        x: This rank's tensor.
+        mesh: A mesh of processes.
+        axis: A mesh axis, or a tuple of axes.
+        pairs: (source, destination) positions. Sources are unique, and so are destinations.
+
+    Returns:
+        A tensor with the shape and dtype of `x`.
     """
-    with suppress(TypeError):  # refused with its name, where the function is compiled
+    with suppress(TypeError):  # compilation raises the error that names the function
         pairs = tuple([(source, destination) for source, destination in pairs])
     return _call("permute", x, mesh, axis, (pairs,))
 
 
 def broadcast(x: torch.Tensor, mesh: Mesh, axis: Axes, *, root: int = 0) -> torch.Tensor:
-    """Send the `x` of the rank at position `root` along `axis` to every rank.
+    """Send the `x` of one rank to every rank along `axis`.
 
-    The others' `x` gives only the shape and dtype. Gradient: on root the sum of all ranks' cotangents, zeros elsewhere. For
-    it every rank's `x` must require grad.
+    The gradient is the sum of all ranks' cotangents on root, and zeros elsewhere. It needs an `x` that requires grad on every
+    rank.
+
+    Args:
+        x: This rank's tensor; those of other ranks than root give only the shape and dtype.
+        mesh: A mesh of processes.
+        axis: A mesh axis, or a tuple of axes.
+        root: The position of the sending rank along `axis`.
+
+    Returns:
+        A tensor with the shape and dtype of `x`.
     """
     return _call("broadcast", x, mesh, axis, (root,))
 
 
 def reduce(x: torch.Tensor, mesh: Mesh, axis: Axes, *, root: int = 0, op: str = "sum") -> torch.Tensor:
-    """Combine `x` over `axis` onto the rank at position `root`; the others get zeros.
+    """Combine `x` over `axis` onto one rank. The others get zeros.
 
-    op is that of `all_reduce`. Gradient: root's cotangent on every rank, divided by p for mean; max, min and prod as in
-    `all_reduce`.
+    The gradient is root's cotangent on every rank, divided by p for a mean. For max, min and prod it is that of `all_reduce`.
+
+    Args:
+        x: This rank's tensor.
+        mesh: A mesh of processes.
+        axis: A mesh axis, or a tuple of axes.
+        root: The position of the receiving rank along `axis`.
+        op: As in `all_reduce`.
+
+    Returns:
+        A tensor with the shape and dtype of `x`.
     """
     return _call("reduce", x, mesh, axis, (root, op))
 
 
 def gather(x: torch.Tensor, mesh: Mesh, axis: Axes, *, root: int = 0, dim: int = 0) -> torch.Tensor:
-    """Concatenate all ranks' `x` along `dim` on the rank at position `root`; the others get zeros of that shape.
+    """Concatenate the `x` of all ranks along `dim` on one rank. The others get zeros of that shape.
 
-    Returns the shape of `x` with `dim` multiplied by p. Gradient: scatter of root's cotangent.
+    The gradient is a scatter of root's cotangent.
+
+    Args:
+        x: This rank's tensor.
+        mesh: A mesh of processes.
+        axis: A mesh axis, or a tuple of axes.
+        root: The position of the receiving rank along `axis`.
+        dim: The dimension to concatenate along; negative counts from the end.
+
+    Returns:
+        A tensor with the shape of `x`, but `dim` multiplied by p.
     """
     return _call("gather", x, mesh, axis, (root, dim))
 
@@ -252,15 +344,29 @@ def gather(x: torch.Tensor, mesh: Mesh, axis: Axes, *, root: int = 0, dim: int =
 def scatter(x: torch.Tensor, mesh: Mesh, axis: Axes, *, root: int = 0, dim: int = 0) -> torch.Tensor:
     """Give each rank its own block along `dim` of root's `x`.
 
-    The others' `x` gives only the shape and dtype. Returns the shape of `x` with `dim` divided by p, which must divide it.
-    Gradient: gather of the cotangents, zeros elsewhere than on root. For it every rank's `x` must require grad.
+    The gradient is a gather of the cotangents on root, and zeros elsewhere. It needs an `x` that requires grad on every rank.
+
+    Args:
+        x: This rank's tensor; those of other ranks than root give only the shape and dtype.
+        mesh: A mesh of processes.
+        axis: A mesh axis, or a tuple of axes.
+        root: The position of the sending rank along `axis`.
+        dim: The dimension to split. p divides its size.
+
+    Returns:
+        A tensor with the shape of `x`, but `dim` divided by p.
     """
     return _call("scatter", x, mesh, axis, (root, dim))
 
 
 @breaks_graph
 def barrier(mesh: Mesh, axis: Axes) -> None:
-    """Wait until all ranks along `axis` have arrived."""
+    """Wait until all ranks along `axis` have arrived.
+
+    Args:
+        mesh: A mesh of processes.
+        axis: A mesh axis, or a tuple of axes.
+    """
     code = (frame := _getframe(2)).f_code
     site = code.co_filename, code.co_firstlineno, frame.f_lasti
     programs_of(mesh, "barrier")("barrier", tuple(axis) if isinstance(axis, list) else axis, (), (), None, site)()
@@ -273,9 +379,22 @@ def barrier(mesh: Mesh, axis: Axes) -> None:
 def empty(*size: Any, dtype: torch.dtype | None = None, mesh: Mesh) -> torch.Tensor:
     """Return a contiguous tensor in the job's shared memory, with undefined values.
 
-    `size` as in torch.empty: integers, or one sequence of them; dtype is torch's default one where None is given. Other ranks
-    read it in place in collectives over `mesh`, which then copy nothing of it. It lives as long as the tensor and its views.
-    Raises: MemoryError; MeshError, DTypeError, ShapeError.
+    Collectives over `mesh` copy nothing of it, because other ranks read it in place. The memory lives as long as the tensor and
+    its views.
+
+    Args:
+        *size: Integers or one sequence of them, as in torch.empty.
+        dtype: The dtype. None takes torch's default dtype.
+        mesh: A mesh of processes.
+
+    Returns:
+        A tensor of that size.
+
+    Raises:
+        MemoryError: If the shared memory has no room for it.
+        ShapeError: If a size is negative or not an integer.
+        DTypeError: If funccoll does not support the dtype.
+        MeshError: If the mesh cannot be used.
     """
     programs_of(mesh, "empty")
     sizes = size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
@@ -290,5 +409,14 @@ def empty(*size: Any, dtype: torch.dtype | None = None, mesh: Mesh) -> torch.Ten
 
 
 def empty_like(x: torch.Tensor, *, dtype: torch.dtype | None = None, mesh: Mesh) -> torch.Tensor:
-    """Return `empty` of the shape of `x`, and of its dtype where None is given."""
+    """Return `empty` with the shape of a tensor.
+
+    Args:
+        x: A tensor.
+        dtype: The dtype. None takes that of `x`.
+        mesh: A mesh of processes.
+
+    Returns:
+        A tensor with the shape of `x`.
+    """
     return empty(tuple(x.shape), dtype=x.dtype if dtype is None else dtype, mesh=mesh)
