@@ -50,8 +50,8 @@ def speed() -> str:
             *rows,
             "",
             f"Medians of 11 alternating rounds in one run on {about['cpu']}, {about['cores']} cores (load {load}), "
-            f"Python {about['python']}, {versions}; JAX with 8 virtual CPU devices. A ratio above 1 means that funccoll is "
-            "faster, below 1 that it is slower. `make bench` makes it anew.",
+            f"Python {about['python']}, {versions}. JAX has 8 virtual CPU devices. A ratio above 1 means that funccoll is "
+            "faster, and below 1 that it is slower. `make bench` measures it again.",
         ]
     )
 
@@ -84,15 +84,12 @@ def language_tables(data: dict[str, Any]) -> str:
             "|---|---|---|---|---|---|",
             *rows,
             "",
-            "Medians of rounds in which the two sides, each a process with one thread on the same core, take "
-            "turns. *compile* is "
-            "tracing and compilation of a new function, *run* a call of it, *peak* the most memory above that "
-            "after the imports. A "
-            f"ratio above 1 means that funccoll takes more. On {about['cpu']}, {about['cores']} cores (load "
-            f"{min(loads):.1f} to "
-            f"{max(loads):.1f}; others kept at most {max(others):.2f} cores busy), Python {about['python']}, "
-            f"{versions}. `python "
-            "-m benchmarks.programs.language` makes it anew.",
+            "Medians of rounds. The two sides take turns, each a process with one thread on the same core. *compile* is "
+            "tracing and compilation of a new function, *run* a call of it, and *peak* the most memory above that after the "
+            "imports. A "
+            f"ratio above 1 means that funccoll takes more. Measured on {about['cpu']}, {about['cores']} cores (load "
+            f"{min(loads):.1f} to {max(loads):.1f}; others kept at most {max(others):.2f} cores busy), Python "
+            f"{about['python']}, {versions}. `python -m benchmarks.programs.language` measures it again.",
         ]
     )
 
@@ -115,7 +112,7 @@ def schedules() -> str:
             *rows,
             "",
             f"Medians, each case in a process of its own, on {about['cpu']}, {about['cores']} cores (load {load}). The "
-            f"simulator is compiled once per machine, which takes {first['cold']:.1f} s; later its first use in a process "
+            f"simulator is compiled once per machine, in {first['cold']:.1f} s. After that its first use in a process "
             f"takes {first['warm']:.2f} s to load.",
         ]
     )
@@ -178,17 +175,22 @@ def host_tables(data: dict[str, Any]) -> str:
             *_grid(python),
             "",
             f"{rounds}, in one run on {about['cpu']}, {about['cores']} cores (load {load}), Python {about['python']}, "
-            f"{versions}; float32. *Native* is our compiled plan repeated in one native call, against mpi4py less an empty "
-            "mpi4py call, and no rank reads the results; *Python* is a jitted step against an mpi4py call, each with its "
-            "result read, and kept until the next; our step is given our Arrays, or NumPy's, which are not in shared memory. "
-            "In *Python* our ranks share large results that all of them get: so a broadcast of an Array moves nothing. "
-            "The 99th percentile is that of a round's single calls. MPI's broadcast, and Gloo's broadcast and all_reduce, "
-            "work in place, which spares them a copy. Open MPI is bound to cores "
-            "(4 ranks on 2 cores share them); its fastest version counts, with or without `mpi_yield_when_idle`. "
-            "funccoll is bound where there are cores enough. The limit is what reading and writing the same memory takes on "
-            "all ranks at once, without waiting for each other. With an empty cache of kernels, `funccoll run -n 2` takes "
-            f"{cold} to the first result.{without} Every case, those of Python and of 4 ranks included, is in "
-            "`benchmarks/results/host.json`; `make bench` makes it anew.",
+            f"{versions}; float32. What is compared:",
+            "",
+            "- *Native* is our compiled plan, repeated in one native call, against mpi4py less an empty mpi4py call. No rank "
+            "reads the results.",
+            "- *Python* is a jitted step against an mpi4py call. Each result is read, and kept until the next. Our step gets "
+            "our Arrays, or NumPy's, which are not in shared memory. Our ranks share large results that all of them get, so a "
+            "broadcast of an Array moves nothing.",
+            "- The 99th percentile is that of a round's single calls.",
+            "- MPI's broadcast, and Gloo's broadcast and all_reduce, work in place, which saves them a copy.",
+            "- Open MPI is bound to cores (4 ranks on 2 cores share them). Its fastest version counts, with or without "
+            "`mpi_yield_when_idle`. funccoll is bound if there are enough cores.",
+            "- The limit is the time of reading and writing the same memory on all ranks at once, without waits.",
+            "",
+            f"With an empty cache of kernels, `funccoll run -n 2` takes {cold} to the first result.{without} "
+            "`benchmarks/results/host.json` has every case, those of Python and of 4 ranks included. `make bench` measures it "
+            "again.",
         ]
     )
 
@@ -269,7 +271,7 @@ def network_tables(data: dict[str, Any]) -> str:
             "|---|---|---|---|---|",
             *goals,
             "",
-            "Geometric means of MPI's time over ours, cases in which we are faster, and those in which we take more than 1.15 "
+            "Geometric means of MPI's time over ours, cases in which we are faster, and cases in which we take more than 1.15 "
             "times as long:",
             "",
             "| MPI | hosts x processes, link | | mean | faster | slower |",
@@ -279,12 +281,12 @@ def network_tables(data: dict[str, Any]) -> str:
             "By size (the larger of one rank's input and output): our time, and MPI's / ours.",
             *grids,
             "",
-            f"Medians of {data['rounds']} rounds ({min(5, data['rounds'])} of slow cases, and of layouts that do not decide) "
-            f"in which our calls and mpi4py's take turns in the same processes, on {about['cpu']}, {about['cores']} cores "
-            f"(load {load}), Python {about['python']}, {named}; float32. Hosts are network namespaces of one machine, so both "
-            "sides' times include what its kernel takes to move the bytes, on the cores on which the ranks compute. *Native* "
-            f"and *Python* are as above. With more ranks than cores Open MPI has `mpi_yield_when_idle`.{without} `python "
-            "-m benchmarks.several_hosts.mpi` makes it anew.",
+            f"Medians of {data['rounds']} rounds ({min(5, data['rounds'])} of slow cases, and of layouts that do not decide). "
+            f"Our calls and mpi4py's take turns in the same processes, on {about['cpu']}, {about['cores']} cores (load {load}),"
+            f" Python {about['python']}, {named}; float32. Hosts are network namespaces of one machine. So both sides' times "
+            "include the time that its kernel takes to move the bytes, on the cores on which the ranks compute. *Native* and "
+            "*Python* are as in [processes of one host](one_host.md). With more ranks than cores Open MPI has "
+            f"`mpi_yield_when_idle`.{without} `python -m benchmarks.several_hosts.mpi` measures it again.",
         ]
     )
 
@@ -350,12 +352,10 @@ def calibration() -> str:
             "|---|---|---|",
             *rows,
             "",
-            f"Median (and worst) relative error of {sum(c['group'] != 'fit' for c in data['cases'])} held-out "
-            "cases: sizes between "
-            f"those that were fitted, and algorithms that were not; on {about['cpu']}, {about['cores']} cores, beside other "
-            f"processes that kept {load['others_during']:.2f} cores busy. *Presets* are the figures of a "
-            "typical host, without a "
-            "measurement.",
+            f"Median (and worst) relative error of {sum(c['group'] != 'fit' for c in data['cases'])} held-out cases: sizes "
+            "between those that were fitted, and algorithms that were not. Measured on "
+            f"{about['cpu']}, {about['cores']} cores, beside other processes that kept {load['others_during']:.2f} cores busy. "
+            "*Presets* are the figures of a typical host, without a measurement.",
         ]
     )
 
@@ -383,15 +383,12 @@ def network_calibration() -> str:
             *rows,
             "",
             "Median (and worst) relative error of predicted times, of "
-            f"{sum(c['group'] != 'fit' for c in data['cases'])} held-out "
-            "cases: sizes between those that were fitted, and algorithms that were not. *Picked*: of the sizes "
-            "that the fit has "
-            "not seen, those where the algorithm that `select` picks takes at most 1.1 times the best measured "
-            "one's time, with "
-            "FUNCCOLL_TUNED_BITS=1; without it the order of combination is the presets'. Open MPI, between "
-            "hosts that are network "
-            f"namespaces, on {about['cpu']}, {about['cores']} cores (load {load}). `network_calibration.py` makes it "
-            "anew.",
+            f"{sum(c['group'] != 'fit' for c in data['cases'])} held-out cases: sizes between those that were fitted, and "
+            "algorithms that were not. *Picked* counts sizes that the fit has not seen: the algorithm that `select` picks "
+            "takes at most 1.1 times the best measured one's time, with FUNCCOLL_TUNED_BITS=1. Without it the order of "
+            "combination is the presets'. Measured with Open MPI, between hosts that are network namespaces, on "
+            f"{about['cpu']}, {about['cores']} cores (load {load}). `python -m benchmarks.cost_model.network_calibration` "
+            "measures it again.",
         ]
     )
 
@@ -420,9 +417,9 @@ def comm_hooks() -> str:
             "",
             f"The model and data of `notebooks/digits.py` on {data['processes']} processes, {data['epochs']} epochs with "
             f"batches of {data['batch']}, from {len(data['cases'][0]['runs'])} different first parameters. Bytes are those of "
-            "one device with algorithms that send the least, the loss left out; the state is what a device keeps from step to "
-            f"step. Times on {about['cpu']}, {about['cores']} cores (load {load}), where memory is shared and nothing is "
-            "gained by fewer bytes. `python -m benchmarks.training.comm_hooks` makes it anew.",
+            "one device with algorithms that send the least, without the loss. The state is what a device keeps from step to "
+            f"step. Times are of {about['cpu']}, {about['cores']} cores (load {load}). Memory is shared there, so fewer bytes "
+            "gain nothing. `python -m benchmarks.training.comm_hooks` measures it again.",
         ]
     )
 
@@ -457,13 +454,12 @@ def training_tables(data: dict[str, Any]) -> str:
             "|---|---|---|---|---|---|---|---|---|",
             *rows,
             "",
-            f"A training step of a multi-layer perceptron in float32 with plain SGD, on {data['ranks']} "
-            "processes of one thread, "
-            f"{data['cores']} cores: medians of {data['rounds']} rounds in which all contenders take turns, on {about['cpu']} "
+            f"A training step of a multi-layer perceptron in float32 with plain SGD, on {data['ranks']} processes of one "
+            f"thread, {data['cores']} cores: medians of {data['rounds']} rounds. All contenders take turns, on {about['cpu']} "
             f"(load {load}; {counted}), Python {about['python']}, {versions}, Gloo. *Tuned* is gradient_as_bucket_view, "
-            "static_graph, and the fused SGD. The parts are ours, measured with a barrier before each all_reduce. More parts, "
-            "torch's too, and where buckets are best reduced are in `benchmarks/results/ddp.json`; `ddp.py` makes it "
-            "anew.",
+            "static_graph, and the fused SGD. The parts are ours, measured with a barrier before each all_reduce. "
+            "`benchmarks/results/ddp.json` has more parts, torch's too, and where buckets are best reduced. `python -m "
+            "benchmarks.training.ddp` measures it again.",
         ]
     )
 
@@ -500,11 +496,10 @@ def torch_tables(data: dict[str, Any]) -> str:
             *rows,
             "",
             f"Training steps with torch's SGD in float32 on {data['ranks']} processes of one thread, {data['cores']} cores: "
-            f"medians of {data['rounds']} rounds in which the wrappers take turns in the same processes (lowest "
-            "to highest), on "
+            f"medians of {data['rounds']} rounds (lowest to highest). The wrappers take turns in the same processes, on "
             f"{about['cpu']} (load {load}; {counted}), Python {about['python']}, torch {about['versions']['torch']}. "
             "Communication is a step less one within `no_sync()`. Ratios are to the better of torch's two. "
-            "`benchmarks/training/torch_ddp.py` makes it anew.",
+            "`python -m benchmarks.training.torch_ddp` measures it again.",
         ]
     )
 
