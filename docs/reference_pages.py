@@ -52,6 +52,7 @@ TOPICS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "looking": (
         "Debugging and profiling", "Values and times, seen.", ("profile", "named_scope", ".debug", ".profiling"),
     ),
+    "torch": ("PyTorch", "Modules and tensors of torch: `import funccoll.torch`.", (".torch",)),
     "trees": ("Pytrees", "Nested containers of arrays.", (".tree",)),
 }  # fmt: skip
 LEFT_OUT = {

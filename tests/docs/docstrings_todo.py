@@ -14,21 +14,5 @@ TODO: dict[str, set[str]] = {
         "space_time",
         "timelines",
     },
-    "torch": {
-        "DistributedDataParallel",
-        "SyncBatchNorm",
-        "all_gather",
-        "all_reduce",
-        "all_to_all",
-        "barrier",
-        "broadcast",
-        "empty",
-        "empty_like",
-        "gather",
-        "permute",
-        "reduce",
-        "reduce_scatter",
-        "scatter",
-    },
 }
 # fmt: on
