@@ -55,7 +55,7 @@ def to_numpy(x: Any, what: str = "x", *, is_argument: bool = False) -> np.ndarra
     except (TypeError, RuntimeError, BufferError) as error:  # a tensor on a GPU, or one that records gradients
         raise TraceError(
             f"{what} is a {type(x).__module__}.{type(x).__qualname__} that NumPy cannot read: {str(error).rstrip('.')}. "
-            "Pass an array in host memory; for a torch tensor that is x.detach().cpu(), with .float() where it is bfloat16, "
+            "Pass an array in host memory; for a torch tensor that is x.detach().cpu(), with .float() if it is bfloat16, "
             "for a CuPy array x.get()."
         ) from error
     if array.dtype == object and isinstance(x, int):

@@ -52,8 +52,9 @@ def sharding_of_result(layout: DimensionLayout, type: ArrayType, mesh: Mesh, nam
     if not type.shape:
         by_hand = f"x[None] with fc.P({axis!r}) has one number from each device"
     raise OutSpecsError(
-        f"out_specs of {name}: fc.AUTO cannot tell which dimension of {where}, of type {type}, {axis!r} splits: {why}. Reduce "
-        f"or gather it first (fc.all_reduce, fc.all_gather over {axis!r}), or write its spec in place of fc.AUTO: {by_hand}."
+        f"out_specs of {name}: fc.AUTO cannot derive which dimension of {where}, of type {type}, {axis!r} splits: {why}. "
+        f"Reduce or gather it first (fc.all_reduce, fc.all_gather over {axis!r}), or write its spec "
+        f"instead of fc.AUTO: {by_hand}."
     )
 
 

@@ -63,8 +63,8 @@ def _check_array(x: Any) -> None:
     if isinstance(x, Traced) and current_interpreter().calls_meshes:
         raise TraceError(
             f"redistribute: x is a traced array of type {x.type}, which is whole, and on no mesh. In a gradient around jitted "
-            "functions with a mesh it takes what is split: such a function's result, or an Array. A whole array is split by "
-            "the function that it is passed to, as its in_specs say."
+            "functions with a mesh it takes split values: such a function's result, or an Array. A function that you pass a "
+            "whole array splits it as its in_specs say."
         )
     if isinstance(x, Traced):
         raise TraceError(

@@ -275,7 +275,7 @@ class Compiled(_Scheduled):
         if treedef != signature.in_tree:
             raise PytreeError(
                 f"{signature.name} was compiled for arguments of another structure: {signature.difference(treedef)}. Call the "
-                "jitted function itself, which compiles anew where it has to."
+                "jitted function itself, which compiles again if it must."
             )
         for i, (leaf, layout) in enumerate(zip(leaves, signature.in_layouts, strict=True)):
             shape, dtype = shape_and_dtype(leaf, functools.partial(signature.argument, i))

@@ -156,7 +156,7 @@ def int8(block_size: int = 256) -> CommHook:
         kept = _finite_or(error.reshape(-1)[:size], old)
         return errors.from_buffer(kept).gradients, bucket.from_buffer(result.astype(dtype))
 
-    reduce.__qualname__ = "comm_hooks.int8"  # errors tell it
+    reduce.__qualname__ = "comm_hooks.int8"  # the name in errors
     return CommHook(init, reduce)
 
 
@@ -247,7 +247,7 @@ def power_sgd(rank: int = 1, *, min_compression_rate: float = 2, seed: int = 0, 
             new[i] |= {"error": _finite_or(error, old["error"]), "q": _next_start(q, old["q"]), "inner_q": kept}
         return tuple(new), bucket.replace(sums)
 
-    reduce.__qualname__ = "comm_hooks.power_sgd"  # errors tell it
+    reduce.__qualname__ = "comm_hooks.power_sgd"  # the name in errors
     return CommHook(init, reduce)
 
 
@@ -279,7 +279,7 @@ def _casting(dtype: np.dtype, inner: Hook, name: str) -> Hook:
     def stateless(bucket: Bucket) -> Bucket:
         return reduce(((),) * len(bucket.gradients), bucket)[1]
 
-    reduce.__qualname__ = stateless.__qualname__ = f"comm_hooks.{name}"  # errors tell it
+    reduce.__qualname__ = stateless.__qualname__ = f"comm_hooks.{name}"  # the name in errors
     return CommHook(lambda gradient: calls.init(cast([gradient])[0]), reduce) if isinstance(inner, CommHook) else stateless
 
 

@@ -271,9 +271,8 @@ def split_value(use: str, type: ArrayType, sharding: Sharding, source: Source | 
     made = f", made at {source}" if source else ""
     return ShardingError(
         f"{use} an Array {type} that is split as {sharding.spec!r} over {sharding.mesh!r}{made}. In a gradient around "
-        "jitted functions with a mesh, arrays which are split can only be arguments of such functions; everything else is "
-        "computed with whole ones, P(). Do it inside the jitted function, or make the array whole first with "
-        "fc.redistribute(x, fc.P())."
+        "jitted functions with a mesh, split arrays can only be arguments of such functions; everything else needs whole "
+        "arrays, P(). Do it inside the jitted function, or make the array whole first with fc.redistribute(x, fc.P())."
     )
 
 

@@ -51,7 +51,7 @@ def _for_leaves(axes: Any, tree: Any, what: str, of: str, name: str) -> list[int
 
 def _dimension(axis: int, shape: tuple[int, ...], what: str) -> int:
     if not -len(shape) <= axis < len(shape):
-        raise ShapeError(f"vmap of {what} of shape {shape} has no dimension {axis}, which is to be the batch's.")
+        raise ShapeError(f"vmap of {what} of shape {shape} has no dimension {axis} for the batch.")
     return int(axis) % len(shape)
 
 

@@ -146,7 +146,7 @@ def _length(xs: Any, length: int | None) -> tuple[int, list[Any], Any]:
             raise ShapeError(f"scan: {where} is a scalar of type {value_type(leaf)}: it scans the first dimension of arrays.")
         sizes[where] = int(leaf.shape[0])
     if length is None and not sizes:
-        raise TraceError("scan: without xs, length= must say how many iterations there are.")
+        raise TraceError("scan: xs is None. Pass length=, the number of iterations.")
     wanted = next(iter(sizes.values())) if length is None else int(length)
     if any(size != wanted for size in sizes.values()):
         shown = ", ".join(f"{where} has {size}" for where, size in sizes.items())

@@ -21,7 +21,7 @@ from .rewrite import definitions, resolve, substitute, use_counts
 __all__ = ["algebra"]
 
 # From (outer params, inner params, inner operand, whether the inner result is used once) to an atom that equals the
-# result, a (primitive, params) to apply to the inner operand, or None where the rule does not apply.
+# result, or to a (primitive, params) to apply to the inner operand. It is None if the rule does not apply.
 Rule = Callable[[dict[str, Any], dict[str, Any], Atom, bool], Any]
 
 

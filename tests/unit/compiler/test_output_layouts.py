@@ -153,7 +153,7 @@ LOST = {
 @in_groups("name", LOST)
 def test_what_is_of_each_block_alone_is_refused(name):
     body, spec, reason = LOST[name]
-    with pytest.raises(OutSpecsError, match=r"fc\.AUTO cannot tell which dimension of result, of type") as caught:
+    with pytest.raises(OutSpecsError, match=r"fc\.AUTO cannot derive which dimension of result, of type") as caught:
         laid_out(body, spec)
     assert reason in str(caught.value)
 

@@ -245,7 +245,7 @@ ROWS = control_cases.ROWS
         ),
         (ShapeError, r"first dimensions differ: xs has 5, length is 3", lambda: fc.scan(lambda c, x: (c, None), 0.0, ROWS, 3)),
         (ShapeError, r"xs is a scalar", lambda: fc.scan(lambda c, x: (c, None), 0.0, 3.0)),
-        (TraceError, r"without xs, length= must say", lambda: fc.scan(lambda c, x: (c, None), 0.0)),
+        (TraceError, r"xs is None. Pass length=", lambda: fc.scan(lambda c, x: (c, None), 0.0)),
         (TraceError, r"length=-1", lambda: fc.scan(lambda c, x: (c, None), 0.0, None, -1)),
         (TraceError, r"scan takes a function, not 3", lambda: fc.scan(3, 0.0, ROWS)),
         (
