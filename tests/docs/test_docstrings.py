@@ -24,6 +24,7 @@ import funccoll as fc
 from funccoll import P
 from funccoll.schedules.registry import _ALGORITHMS
 from tests.docs.docstrings_todo import TODO
+from tests.repo.layers import FILES
 
 MODULES: dict[str, str] = {
     "": "funccoll",
@@ -166,8 +167,9 @@ def from_node(node: ast.FunctionDef | ast.ClassDef) -> Public:
         function = methods[0]
     assert isinstance(function, ast.FunctionDef)
     given = function.args
+    own = ["cls"] if "classmethod" in map(ast.unparse, function.decorator_list) else []
     every = [*given.posonlyargs, *given.args, given.vararg, *given.kwonlyargs, given.kwarg]
-    shown = tuple(a.arg for a in every if a and a.arg != "self" and not a.arg.startswith("_"))
+    shown = tuple(a.arg for a in every if a and a.arg not in ("self", *own) and not a.arg.startswith("_"))
     returned = ast.unparse(function.returns) if function.returns else "None"
     return Public(doc, shown, isinstance(node, ast.FunctionDef) and returned != "None")
 
@@ -192,6 +194,20 @@ def test_docstrings_explain_what_a_call_takes(module):
     assert not errors, "\n".join(errors)
     done = sorted(todo - {name for name, found in wrong.items() if found})
     assert not done, f"tests/docs/docstrings_todo.py: take these out of {module!r}, they are done: {done}"
+
+
+def test_no_docstring_explains_parameters_that_are_not_there():
+    """Of private functions and methods, too, whose Args need not name all parameters; in the order of the parameters."""
+    errors = []
+    for path in FILES:
+        source = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(source)) if "    Args:\n" in source else ():
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                names = from_node(node).parameters
+                explained = args(sections(ast.get_docstring(node) or "").get("Args", ""))
+                if names and explained != [name for name in names if name in explained]:
+                    errors.append(f"{path}:{node.lineno}: Args explains {explained}, the parameters are {[*names]}")
+    assert not errors, "\n".join(errors)
 
 
 def test_todo_is_about_public_modules():
