@@ -22,6 +22,7 @@ import funccoll as fc
 from funccoll import P
 from funccoll.core.mesh import Mesh
 from funccoll.errors import FunccollError, RendezvousError
+from tests.support.array_shapes import set_shape
 
 LATE = 0.1  # seconds
 SIZES = [6, 1 << 15]
@@ -85,7 +86,7 @@ def changed_arguments() -> None:
             assert "cannot resize" in refused(lambda: given.resize((given.shape[0] * 7, given.shape[1]), refcheck=False))
 
         def reshape(given: np.ndarray = given) -> None:
-            given.shape = given.size, 1
+            set_shape(given, (given.size, 1))
 
         assert (meanwhile(lambda given=given: total(given), resize).local == wanted).all()
         assert (meanwhile(lambda given=given: total(given), reshape).local == wanted).all()

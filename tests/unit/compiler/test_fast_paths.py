@@ -19,6 +19,7 @@ from funccoll.compiler import fast_paths
 from funccoll.compiler.fast_paths import MOST_FAST_PATHS, PythonDispatch, make_fast_path
 from funccoll.core.c_extension import extension
 from funccoll.core.mesh import Sharding
+from tests.support.array_shapes import set_shape
 from tests.support.groups import in_groups
 
 pytestmark = [pytest.mark.usefixtures("small_collections"), pytest.mark.covers("fast-calls")]
@@ -189,7 +190,7 @@ def test_nobody_else_resizes_or_reshapes_an_argument_while_it_runs(kind):
     def run(x: Any, y: Any) -> Any:  # in the place of another thread
         with pytest.raises(ValueError, match="resize"):
             x_given.resize(1000, refcheck=False)
-        x_given.shape = (2, 2)
+        set_shape(x_given, (2, 2))
         return (x + y,)
 
     x_given, y = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
@@ -206,7 +207,7 @@ def test_an_argument_stays_as_it_is_while_another_one_is_split(kind, monkeypatch
     blocks = ArrayLayout.split
 
     def other_code(self: ArrayLayout, value: Any) -> Any:  # in the place of another thread
-        y.shape = (2, 8)
+        set_shape(y, (2, 8))
         shapes.append(value.shape)
         return blocks(self, value)
 
@@ -299,6 +300,6 @@ def test_pytrees_numbers_and_keywords_after_flat_calls():
 def test_an_argument_that_another_thread_has_changed_before_a_slow_call_is_refused():
     x = np.zeros((2, 3))
     compiled = fc.jit(lambda x: x + 1).lower(x).compile()
-    x.shape = (3, 2)
+    set_shape(x, (3, 2))
     with pytest.raises(fc.errors.ShapeError, match=r"was float64\[2, 3\] when it was called, and is \[3, 2\] now"):
         compiled.execute([x])
