@@ -1,4 +1,4 @@
-"""Announcements of what a rank does next, where ranks may be at different places."""
+"""Announcements of a rank's next act, for ranks that may be at different places of a program."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ FORWARD, REDUCES, GOES_ON, SKIPS = 1, 2, 4, 8
 
 
 class Announcements:
-    """The acts that the ranks of a mesh announce to each other; `discard` takes gradients away where acts differ."""
+    """The acts that the ranks of a mesh announce to each other. If acts differ, `discard` drops the gradients."""
 
     def __init__(self, mesh: Mesh, label: str, passes: ForwardPasses, discard: Callable[[], None]):
         self._mesh, self._label, self._passes, self._discard = mesh, label, passes, discard
         self._exchange: SpmdFunction | None = None
 
     def any_skips(self, own: bool) -> bool:
-        """Return True if `own` is true on any rank; all must call it."""
+        """Return True if `own` is true on any rank. All ranks call it."""
         return bool(self.announce(SKIPS if own else GOES_ON) & SKIPS)
 
     def reduction(self) -> None:
@@ -33,10 +33,10 @@ class Announcements:
         self.announce(REDUCES)
 
     def announce(self, act: int) -> int:
-        """Say what this rank does next; returns the bits of all ranks' acts. Raises ModuleError, on all, for acts that differ.
+        """Announce this rank's next act, and return the bits of all ranks' acts. Raise ModuleError on all ranks if acts differ.
 
-        Done before reductions of modules whose buffers are broadcast, before `skip_if`, and before a forward pass that follows
-        one without a backward pass: else the broadcast of one rank would meet the reduction of another.
+        It comes before reductions of modules whose buffers are broadcast, before `skip_if`, and before a forward pass that
+        follows one without a backward pass. Otherwise one rank's broadcast could meet another rank's reduction.
         """
         if self._exchange is None:
             either = lambda x: [all_reduce(x, self._mesh.axis_names, op="or")]

@@ -1,4 +1,4 @@
-"""Registration of communication hooks: torch's, with (state, bucket), and those of `funccoll.comm_hooks`, with a bucket."""
+"""Registration of communication hooks: torch's take (state, bucket), those of `funccoll.comm_hooks` take a bucket."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BY_NAME: dict[str, Callable[[], Any]] = {
 def communication_hook(
     state: Any, hook: Any, slots: Sequence[GradientSlot], memory: HostMemory, label: str, find_unused: bool, flags: int
 ) -> SlotReducer:
-    """Return the reducer by a hook. All ranks must call it. Raises: ModuleError, ProgramMismatch."""
+    """Return the reducer with a hook. All ranks call it. Raise ModuleError or ProgramMismatch."""
     if isinstance(hook, str):
         if hook not in _BY_NAME:
             raise ModuleError(
@@ -57,7 +57,7 @@ def communication_hook(
             f"state given was {state!r:.60}. Give state=None."
         )
     names = gather_text(memory.host, hook_name(hook))
-    if len(set(names)) > 1:  # different collectives of another library would not name what differs
+    if len(set(names)) > 1:  # the mismatch of another library's collectives would not name the hooks
         raise ProgramMismatch(
             f"register_comm_hook: the hooks of the ranks differ: {', '.join(names)}, in their order. Register one and the "
             "same on all."
@@ -68,7 +68,7 @@ def communication_hook(
 
 
 def _takes_state(hook: Callable[..., Any]) -> bool:
-    """True for a function of (state, bucket), False for one of the bucket."""
+    """True if the function takes (state, bucket), False if it takes the bucket alone."""
     try:
         signature = inspect.signature(hook)
     except (TypeError, ValueError):  # of C code

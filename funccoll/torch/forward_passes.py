@@ -1,4 +1,4 @@
-"""Forward passes that a reduction is to follow: counted, so that ranks know whether they reduce gradients of one step."""
+"""Forward passes before a reduction. Ranks count them, to know whether they reduce gradients of one step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["ABSENT", "WORD", "ForwardPass", "ForwardPasses", "output_leaves", "w
 WORD = 8
 """Bytes of `ForwardPasses.word`."""
 ABSENT = bytes(WORD)
-"""The word of a rank whose inputs have ended: it agrees with every other one."""
+"""The word of a rank that has no more inputs: it agrees with every other word."""
 _APART = re.compile(r"ranks (\d+) and (\d+) (?:entered different collectives|pass different arguments)")
 _ENDED = re.compile(
     r"rank (\d+) (?:left the job|raised funccoll\.errors\.ProgramMismatch: "
@@ -28,23 +28,23 @@ _ENDED = re.compile(
 _DEADLOCK = re.compile(r"ranks wait for each other")
 _all: WeakValues[int, ForwardPasses] = WeakValues()
 _KEPT = 32
-"""Forward passes that are remembered one by one, from the first after a reduction."""
+"""Forward passes that are kept one by one, from the first after a reduction."""
 
 
 class ForwardPass:
-    """A forward pass, which is the hook of its outputs: called in a backward pass, with the gradient of one of them."""
+    """A forward pass, and the hook of its outputs: a backward pass calls it with the gradient of one of them."""
 
     __slots__ = ("_begin", "is_complete", "is_counted", "number", "period", "reached_in", "source")
 
     def __init__(self, begin: Callable[[ForwardPass], None], number: int, period: int, is_counted: bool, source: Source | None):
         self._begin, self.number, self.period, self.is_counted, self.source = begin, number, period, is_counted, source
         self.is_complete = True
-        """False when a backward pass may go through an output that has no hook."""
+        """False if a backward pass may go through an output without a hook."""
         self.reached_in = -1
-        """The number of the last reduction whose backward pass has come to it."""
+        """The number of the last reduction whose backward pass has reached it."""
 
     def __call__(self, gradient: Any) -> None:
-        """Begin a reduction: the backward pass has come here."""
+        """Begin a reduction, because the backward pass has reached this forward pass."""
         self._begin(self)
 
     def __str__(self) -> str:
@@ -52,14 +52,15 @@ class ForwardPass:
 
 
 class ForwardPasses:
-    """The forward passes of this rank since the last reduction, and which of them the present backward pass has come to.
+    """The forward passes of this rank since the last reduction, and those that the present backward pass has reached.
 
-    Ranks may differ in how many forward passes a backward pass goes through, as with sequences of different lengths. They may
-    not differ in how many it leaves out, nor in whether it goes through any since the last reduction: then one of them has
-    skipped a backward pass, and its gradients are those of a later step. `word` says both of this rank, in bits that are set
-    and bits that are not, so that the bitwise or of all ranks' words is this rank's exactly where all are equal. It has
-    the line of the backward pass's first forward pass, too: ranks may differ in it, and if they come apart later, it tells
-    where that may have begun.
+    Ranks may differ in the number of forward passes that a backward pass goes through, for example with sequences of different
+    lengths. They may not differ in the number that it leaves out, nor in whether it goes through any since the last
+    reduction. If they do, a rank has skipped a backward pass, and its gradients are those of a later step.
+
+    `word` encodes both facts, in bits that are set and bits that are not. So the bitwise or of all ranks' words equals this
+    rank's word exactly if all are equal. The word also has the line of the backward pass's first forward pass. Ranks may
+    differ in it. If they come apart later, it shows where that may have begun.
     """
 
     def __init__(self, begin: Callable[[ForwardPass], None]):
@@ -72,16 +73,16 @@ class ForwardPasses:
         self._first: list[ForwardPass] = []
         self._last: ForwardPass | None = None
         self._begins: ForwardPass | None = None
-        """The first one to which the last reduction's backward pass has come."""
+        """The first one that the last reduction's backward pass has reached."""
         self._of_other_lines: ForwardPass | None = None
         """The first one whose gradients were averaged with those of another line."""
         self._before: ForwardPass | None = None
         """The last one before those."""
         self._counts_evaluation = False
-        """True when a module in evaluation mode is trained: then its forward passes count as others do."""
+        """True if a module is trained in evaluation mode. Its forward passes then count as others do."""
 
     def add(self, trains: bool, source: Source | None) -> ForwardPass:
-        """Count a forward pass, of a line. One in evaluation mode counts if modules in this mode were trained before."""
+        """Count the forward pass of a line. In evaluation mode it counts if modules in this mode were trained before."""
         self.number += 1
         is_counted = trains or self._counts_evaluation
         made = ForwardPass(self._begin, self.number, self._period, is_counted, source)
@@ -93,11 +94,11 @@ class ForwardPasses:
         return made
 
     def start(self) -> None:
-        """Begin a reduction. What an earlier one, which was never ended, has come to does not count."""
+        """Begin a reduction. An earlier one that never ended does not count."""
         self._reduction, self._reached = self._reduction + 1, 0
 
     def reach(self, forward: ForwardPass) -> None:
-        """Note that the reduction's backward pass has come to a forward pass."""
+        """Note that the reduction's backward pass has reached a forward pass."""
         if forward.period == self._period and forward.reached_in != self._reduction:
             if not self._reached:
                 self._begins = forward
@@ -109,7 +110,7 @@ class ForwardPasses:
                 self._made, self._reached = self._made + 1, self._reached + 1
 
     def word(self) -> bytes:
-        """Return what must be equal on all ranks, `WORD` bytes. Call it at the end of the backward pass."""
+        """Return the `WORD` bytes that must be equal on all ranks. Call it at the end of the backward pass."""
         if not self._reached and self._last is not None and not self._last.is_complete:
             self.reach(self._last)  # by an output that has no hook
         value = 2 * (self._made - self._reached) + (self._reached > 0) & 0xFFFF
@@ -123,18 +124,18 @@ class ForwardPasses:
             self._of_other_lines = self._begins
 
     def forget(self) -> None:
-        """Begin anew after a reduction, or when all ranks skip one."""
+        """Start afresh after a reduction, or when all ranks skip one."""
         self._period += 1
         self._before = self._last or self._before
         self._made = self._reached = 0
         self._first, self._last = [], None
 
     def left_out(self) -> ForwardPass | None:
-        """Return the first forward pass since the last reduction to which no backward pass has come."""
+        """Return the first forward pass since the last reduction that no backward pass has reached."""
         return next((one for one in self._first if one.reached_in != self._reduction), None)
 
     def mismatch(self, mesh: Mesh, is_absent: bool) -> ModuleError:
-        """The error of ranks whose words differ; all ranks come here. `is_absent`: this rank's word was ABSENT."""
+        """Make the error of ranks whose words differ. All ranks call it. `is_absent`: this rank's word was ABSENT."""
         skipped = self._made - self._reached
         first, last = self.left_out(), self._last or self._before
         told = "" if is_absent else f"{skipped} {int(self._reached > 0)} {first or last or self.number}"
@@ -154,7 +155,7 @@ class ForwardPasses:
         )
 
     def unequal_beginning(self, mesh: Mesh, does: str) -> ModuleError:
-        """The error where some ranks add to averaged gradients (`does` is "+"), and others begin ("-"); all ranks come here."""
+        """Make the error if some ranks add to averaged gradients (`does` is "+") and others begin ("-"). All ranks call it."""
         told = list(enumerate(gather_text(mesh, does and f"{does}{self._begins or self.number}")))
         adds = [f"rank {rank}'s backward pass of its forward {text[1:]}" for rank, text in told if text.startswith("+")]
         other, begins = next((rank, text[1:]) for rank, text in told if text.startswith("-"))
@@ -170,7 +171,7 @@ class ForwardPasses:
         return self._made > 0
 
     def divergence(self, mesh: Mesh, reduces: bool, does: str) -> ModuleError:
-        """The error of ranks that do different things, some of which perhaps reduce gradients; all ranks come here."""
+        """Make the error of ranks that do different things. Some may reduce gradients. All ranks call it."""
         reached = next((one for one in self._first if one.reached_in == self._reduction), self._last) if reduces else None
         told = gather_text(mesh, f"+{reached or ''}" if reduces else f"-{does}")
         which = next((text[1:] for text in told if len(text) > 1 and text[0] == "+"), "")
@@ -187,12 +188,12 @@ class ForwardPasses:
         )
 
     def elsewhere(self, error: ProgramMismatch | PeerFailure, mesh: Mesh) -> FunccollError:
-        """The error of a reduction that met something else, or of what a rank that left a backward pass out does then."""
+        """Make the error of a reduction that met another act, or of the act of a rank that left out a backward pass."""
         found = _APART.match(str(error)) or _ENDED.match(str(error)) or _DEADLOCK.search(str(error).split("\n")[0])
         if found is None or mesh.process is None:
             return error
         texts = []
-        for passes in (self, *_all.values()):  # another module's may have been left out
+        for passes in (self, *_all.values()):  # the rank may have left out that of another module
             if (left_out := passes.left_out()) is not None:
                 texts.append(f"rank {mesh.process} skipped the backward pass of its forward {left_out}")
                 break
@@ -219,7 +220,7 @@ class ForwardPasses:
 
 
 def words_differ(both: bytes) -> bool:
-    """True when the bitwise or of ranks' words is that of ones that must not differ."""
+    """True if the bitwise or of ranks' words comes from words that must not differ."""
     return _differing_bits(both) & 0xFFFF != 0
 
 
@@ -229,7 +230,7 @@ def _differing_bits(both: bytes) -> int:
 
 
 def output_leaves(output: Any) -> Iterator[Any]:
-    """The parts of a module's result: in torch's pytrees and in dataclasses."""
+    """Yield the parts of a module's result, in torch's pytrees and in dataclasses."""
     for leaf in tree_leaves(output):
         if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
             for field in dataclasses.fields(leaf):

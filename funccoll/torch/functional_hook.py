@@ -1,4 +1,4 @@
-"""Communication hooks of `funccoll.comm_hooks` for torch modules: each bucket's hook is compiled into its program."""
+"""Hooks of `funccoll.comm_hooks` for torch modules. Each bucket's hook is compiled into its program."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["FunctionalHook"]
 
 
 class FunctionalHook(SlotReducer):
-    """A pure hook, which sums what every rank has divided by the number of ranks, and its state on this rank.
+    """A pure hook and its state on this rank. It sums gradients that every rank has divided by the number of ranks.
 
-    The state belongs to a parameter, so that it survives new buckets. That of a parameter which no rank has used in a backward
-    pass is left as it was: what the hook would have sent of it reaches no gradient.
+    The state belongs to a parameter, so it survives new buckets. If no rank has used a parameter in a backward pass, its state
+    stays as it was: nothing that the hook would have sent reaches a gradient.
     """
 
     op = "mean"
@@ -38,7 +38,7 @@ class FunctionalHook(SlotReducer):
         self._states: list[list[Any]] = [[] for _ in slots]
         self._structures: list[Any] = [optree.treespec_tuple()] * len(slots)
         self._before: dict[int, list[Any]] = {}
-        """The states before this backward pass, where some may be needed again."""
+        """The states before this backward pass, in case some are needed again."""
         if isinstance(hook, CommHook):
             self._init(hook)
 
@@ -55,7 +55,7 @@ class FunctionalHook(SlotReducer):
                         computed.append((i, k))
                         outputs.append(pvary_over(leaf, self._memory.mesh.axis_names))
                     else:
-                        # Usually zeros, of which the program need not have copies.
+                        # They are usually zeros, and the program need not have copies of them.
                         self._states[i][k] = self._memory.upload(leaf)
             return outputs
 
@@ -66,7 +66,7 @@ class FunctionalHook(SlotReducer):
                 self._states[i][k] = value
 
     def reduction(self, assignment: BucketAssignment, number: int) -> Reduction:
-        """Return the bucket's program, with the states of its parameters."""
+        """Return the bucket's program with the states of its parameters."""
         bucket, mesh = assignment.buckets[number], self._memory.mesh
         slots, axes, n = [self._slots[i] for i in bucket], mesh.axis_names, mesh.size
         names = tuple(f"[{slot.name!r}]" for slot in slots)
@@ -104,7 +104,7 @@ class FunctionalHook(SlotReducer):
         return [*results[: len(bucket)], *results[end:]]
 
     def settle(self, flags: bytes) -> Sequence[tuple[int, Any]]:
-        """Take back the states of parameters that no rank has used."""
+        """Restore the states of parameters that no rank has used."""
         for i, before in self._before.items():
             if not flags[i] & USED:
                 self._states[i] = before

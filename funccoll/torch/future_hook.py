@@ -1,10 +1,11 @@
-"""Communication hooks with torch's signature: Python functions that communicate as they like, and return futures.
+"""Communication hooks with torch's signature: Python functions with any communication, which return futures.
 
-The hook is called with a bucket when the future of the bucket before is complete, on all ranks in one order: threads of the
-process group begin the later collectives of a chain, as PowerSGD's, and those of two chains would meet in another order on each
-rank. A `torch.futures.Future` that the hook has made itself may be completed in a later call, and is waited for at the end.
+A hook is called with a bucket when the future of the bucket before is complete. Its collectives then have one order on all
+ranks. A chain of collectives, such as PowerSGD's, begins its later ones in threads of the process group, and two chains at
+once would interleave differently on each rank. The hook may make a `torch.futures.Future` itself and complete it in a later
+call; the last call waits for it.
 
-A hook may fail on one rank alone. So before the ranks wait for futures they tell each other: all do, or all raise.
+A hook may fail on one rank alone. So the ranks agree before they wait for futures: all wait, or all raise.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from .tensor_memory import HostMemory
 __all__ = ["FutureHook"]
 
 _BYTE = np.dtype(np.uint8)
-_Future: Any = torch._C.Future  # which torch.futures.Future and the futures of torch.distributed's works are
+_Future: Any = torch._C.Future  # the base of torch.futures.Future and of the futures of torch.distributed's works
 _TEXT = 400
-"""Characters of a rank's exception that the others are told."""
+"""Characters of a rank's exception that the other ranks receive."""
 
 
 class FutureHook(SlotReducer):
-    """A hook `hook(state, bucket)` that returns a future of the bucket's gradients, or a tensor of them."""
+    """A hook `hook(state, bucket)` that returns the bucket's gradients, or a future of them."""
 
     op = "hook"
 
@@ -58,7 +59,7 @@ class FutureHook(SlotReducer):
         self._exchange = compile_spmd(either, [((flags + 1,), _BYTE)], self._mesh, f"{self._label}: flags")
 
     def reduction(self, assignment: BucketAssignment, number: int) -> Reduction:
-        """Return the call of the hook. That of the last bucket waits for all, and returns its own gradients."""
+        """Return the call of the hook. The last bucket's call waits for all, and returns its own gradients."""
         return functools.partial(self._reduce, assignment.buckets[number], number, assignment.is_last(number))
 
     def _reduce(self, bucket: Sequence[int], number: int, last: bool, *blocks: np.ndarray) -> Sequence[Any]:
@@ -87,7 +88,7 @@ class FutureHook(SlotReducer):
         return late
 
     def _attempt(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Call, unless this rank has failed before, and keep an exception."""
+        """Call a function and keep its exception. After a failure on this rank, do nothing."""
         if self._failure is None:
             try:
                 call(*arguments)
@@ -101,7 +102,7 @@ class FutureHook(SlotReducer):
             (t if slot.inverse is None else t.permute(slot.inverse)).reshape(-1)
             for slot, t in zip(slots, map(self._memory.as_tensor, blocks), strict=False)  # after them come flags
         ]
-        buffer = torch.cat(tensors)  # memory of torch's own, which a hook may resize
+        buffer = torch.cat(tensors)  # memory of torch, so that a hook may resize it
         seen = GradBucket(number, last, buffer, [slot.parameter for slot in slots])
         with torch.no_grad(), self._noted(number):
             launched = _Launched(bucket, seen, buffer, self._hook(self._state, seen))
@@ -109,7 +110,7 @@ class FutureHook(SlotReducer):
         self._waiting.append(launched)
 
     def _wait(self, launched: Sequence[_Launched]) -> None:
-        """Wait for gradients of these buckets: afterwards they are in the buckets' buffers."""
+        """Wait for the gradients of buckets, and put them into the buckets' buffers."""
         for one in launched:
             with self._noted(one.seen.index()):
                 value = one.result.wait() if isinstance(one.result, _Future) else one.result
@@ -117,8 +118,8 @@ class FutureHook(SlotReducer):
             self._waiting = [x for x in self._waiting if x is not one]
 
     def _take(self, launched: _Launched, value: Any) -> None:
-        """Check a result of the hook, and put it into the bucket's buffer."""
-        if isinstance(value, (list, tuple)) and len(value) == 1:  # of a work's own future
+        """Check a hook's result, and put it into the bucket's buffer."""
+        if isinstance(value, (list, tuple)) and len(value) == 1:  # the future of a work
             value = value[0]
         where, buffer = f"communication hook {self.name}, bucket {launched.seen.index()}", launched.buffer
         if not isinstance(value, torch.Tensor):
@@ -146,7 +147,7 @@ class FutureHook(SlotReducer):
 
     @contextlib.contextmanager
     def _noted(self, number: int) -> Iterator[None]:
-        """Let exceptions of the hook's code tell where they come from."""
+        """Add the hook's name and bucket to its exceptions."""
         try:
             yield
         except Exception as error:
@@ -154,7 +155,7 @@ class FutureHook(SlotReducer):
             raise
 
     def _agreed(self, flags: np.ndarray) -> np.ndarray:
-        """Return the flags of all ranks; raise on all where the hook has failed on some."""
+        """Return the flags of all ranks. If the hook has failed on some ranks, raise on all."""
         (found,) = self._exchange(np.append(flags, _BYTE.type(self._failure is not None)))
         if not found[-1]:
             return found[:-1]
@@ -170,7 +171,7 @@ class FutureHook(SlotReducer):
         )
 
     def _blocks(self, launched: _Launched) -> list[tuple[int, Any]]:
-        """The gradients of a bucket as `GradientSlot.take` takes them."""
+        """Return the gradients of a bucket in the form that `GradientSlot.take` expects."""
         end, blocks = 0, []
         for i in launched.bucket:
             slot = self._slots[i]
@@ -183,7 +184,7 @@ class FutureHook(SlotReducer):
 
 
 class _Launched(NamedTuple):
-    """A bucket with which the hook was called, the memory of its gradients, and what the hook returned."""
+    """A bucket that the hook was called with, the memory of its gradients, and the hook's result."""
 
     bucket: Sequence[int]
     seen: GradBucket

@@ -1,4 +1,4 @@
-"""Buckets of gradients as torch's communication hooks see them."""
+"""Buckets of gradients for torch's communication hooks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["GradBucket"]
 
 
 class GradBucket:
-    """Gradients of one dtype that are reduced together, one after the other in a flat tensor, with torch's interface."""
+    """Gradients of one dtype that are reduced together. They lie in one flat tensor. The interface is torch's."""
 
     def __init__(self, index: int, is_last: bool, buffer: torch.Tensor, parameters: Sequence[torch.Tensor]):
         self._index, self._is_last, self._buffer, self._parameters = index, is_last, buffer, list(parameters)
 
     def index(self) -> int:
-        """Return the bucket's number: 0 for the one that is reduced first."""
+        """Return the bucket's number: 0 is reduced first."""
         return self._index
 
     def is_last(self) -> bool:
@@ -39,7 +39,7 @@ class GradBucket:
         return list(self._parameters)
 
     def set_buffer(self, buffer: torch.Tensor) -> None:
-        """Put another tensor in the buffer's place, perhaps of another dtype. Raises: ShapeError for another shape."""
+        """Replace the buffer, perhaps by a tensor of another dtype. Raise ShapeError if the shape differs."""
         if buffer.shape != self._buffer.shape:
             raise ShapeError(
                 f"GradBucket.set_buffer: bucket {self._index} has a buffer of shape {list(self._buffer.shape)}, and was given "

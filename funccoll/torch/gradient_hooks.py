@@ -1,4 +1,4 @@
-"""Hooks of gradients, and what they ask of autograd's engine."""
+"""Hooks of gradients, and the functions of autograd's engine that they call."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ __all__ = [
 queue_callback = torch.autograd.Variable._execution_engine.queue_callback
 current_task: Callable[[], int] = torch._C._current_graph_task_id
 will_execute: Callable[[Any], bool] = torch._C._will_engine_execute_node
-"""Functions of autograd's engine, in a backward pass: its number, and whether it will come to a node."""
+"""Autograd's engine in a backward pass: whether it will execute a node."""
 
 
 def may_step(parameter: Any) -> bool:
-    """True when hooks of the user's are called as soon as a parameter's gradient is complete."""
+    """True if the user's hooks run as soon as a parameter's gradient is complete."""
     if hasattr(parameter, "_in_backward_optimizers"):
         return True
     return any(getattr(hook, "__module__", "") != __name__ for hook in (parameter._post_accumulate_grad_hooks or {}).values())
 
 
 def node_hook(reducer: weakref.ref[Reducer], i: int) -> Callable[..., None]:
-    """A hook of the node that accumulates the gradient of parameter i."""
+    """Return a hook of the node that accumulates the gradient of parameter i."""
 
     def hook(*gradients: Any) -> None:
         if (found := reducer()) is not None:
@@ -46,7 +46,7 @@ def node_hook(reducer: weakref.ref[Reducer], i: int) -> Callable[..., None]:
 
 
 def first_gradient_hook(reducer: weakref.ref[Reducer], i: int) -> Callable[[torch.Tensor], None]:
-    """A hook of parameter i where outputs begin all reductions: it finds backward passes that come through none."""
+    """Return a hook of parameter i if outputs begin all reductions. It finds backward passes through no output."""
 
     def hook(parameter: torch.Tensor) -> None:
         if (found := reducer()) is not None:
@@ -56,13 +56,13 @@ def first_gradient_hook(reducer: weakref.ref[Reducer], i: int) -> Callable[[torc
 
 
 def remove_hooks(hooks: list[Any]) -> None:
-    """Remove the hooks from what they belong to, and from the list."""
+    """Remove the hooks from their tensors and nodes, and from the list."""
     while hooks:
         hooks.pop().remove()
 
 
 def leaf_nodes(root: Any) -> Iterator[Any]:
-    """The nodes below `root` that accumulate gradients."""
+    """Yield the nodes below `root` that accumulate gradients."""
     seen, waiting = {root}, [root]
     while waiting:
         for node, _ in waiting.pop().next_functions:

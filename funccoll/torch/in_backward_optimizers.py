@@ -1,4 +1,4 @@
-"""Optimizers that step in the backward pass, of torch.distributed.optim: here when the gradients of all ranks are there."""
+"""Optimizers of torch.distributed.optim that step in the backward pass, here when the gradients of all ranks are there."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _ATTRIBUTE = "_in_backward_optimizers"
 
 
 class InBackwardOptimizers:
-    """The parameters with optimizers of their own, which `_apply_optimizer_in_backward` has given them.
+    """The parameters with optimizers from `_apply_optimizer_in_backward`.
 
-    Torch's hooks, which step as soon as a rank's own gradient is there, are removed, as torch's wrapper does.
+    Torch's hooks step as soon as a rank's own gradient is there. They are removed, as torch's wrapper does.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]):
@@ -28,7 +28,7 @@ class InBackwardOptimizers:
                     handle.remove()
 
     def step(self) -> None:
-        """Step all that have a gradient, and take the gradients away, as torch does."""
+        """Step all parameters that have a gradient, and drop their gradients, as torch does."""
         for p in self._parameters:
             if p.grad is not None:
                 for optimizer in p._in_backward_optimizers:

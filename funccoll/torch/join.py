@@ -1,4 +1,4 @@
-"""Uneven inputs: ranks whose inputs have ended take part in the others' passes, with zeros, until all have ended."""
+"""Uneven inputs. Ranks without more inputs take part in the others' passes, with zeros, until all have ended."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ _DOES = {
 
 
 class UnevenInputs:
-    """The state of one `join` block: which ranks still have inputs.
+    """The state of one `join` block: the ranks that still have inputs.
 
-    Before each forward pass, reduction and `skip_if` of a rank that has, all ranks tell each other; one that has ended does so
-    in the place of each.
+    Each forward pass, reduction and `skip_if` begins with an exchange between all ranks. A rank that has ended takes part in
+    each of them.
     """
 
     def __init__(self, mesh: Mesh, label: str, throw: bool):
         self.nranks, self.throw = mesh.size, throw
         self.active = list(range(mesh.size))
-        """The ranks that had inputs when it was told last."""
+        """The ranks that had inputs at the last exchange."""
         gather = lambda x: [all_gather(x, mesh.axis_names, stack=True)]
         self._gather = compile_spmd(gather, [((1,), np.dtype(np.int64))], mesh, f"{label}: join")
 
     def forward(self, buffers: bool) -> None:
-        """Tell the others of a forward pass, and whether it broadcasts buffers."""
+        """Announce a forward pass, and whether it broadcasts buffers."""
         self._exchange(_BUFFERS if buffers else _FORWARD)
 
     def reduce(self) -> None:
-        """Tell the others that gradients are averaged now."""
+        """Announce that gradients are averaged now."""
         self._exchange(_GRADIENTS)
 
     def any_skips(self, own: bool) -> bool:
-        """Tell the others whether this rank wants to skip a step; True if any does."""
+        """Announce whether this rank wants to skip a step. Return True if any rank does."""
         return _SKIPS in self._exchange(_SKIPS if own else _GOES_ON)
 
     def follow(self, buffers: Callable[[], None], gradients: Callable[[], None]) -> None:
-        """Take part in the passes of the others until they have ended, by these functions."""
+        """Take part in the other ranks' passes, by these functions, until they have ended."""
         while acts := self._exchange(_ENDED):
             if acts[0] == _BUFFERS:
                 buffers()
@@ -58,7 +58,7 @@ class UnevenInputs:
                 gradients()
 
     def _exchange(self, act: int) -> list[int]:
-        """Return the acts of the active ranks, which are all alike; none when all have ended."""
+        """Return the acts of the active ranks, which are all alike; an empty list if all have ended."""
         acts = self._gather(np.array([act], np.int64))[0].ravel().tolist()
         active = [rank for rank, act in enumerate(acts) if act != _ENDED]
         if self.throw and 0 < len(active) < self.nranks:

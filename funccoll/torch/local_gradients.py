@@ -1,4 +1,4 @@
-"""Gradients that accumulate in a backward pass which averages nothing: found where that was not asked for."""
+"""Gradients that accumulate in a backward pass that averages nothing, found if you did not ask for that."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _current_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
 class LocalGradients:
-    """Warns once of a backward pass that computes gradients of parameters, and goes through no output of the wrapper.
+    """A warning, once, of a backward pass that computes gradients of parameters but goes through no output of the wrapper.
 
-    It is meant in `no_sync`, and after a forward pass in `no_sync`, until the next reduction. It does no harm when a forward
-    pass of the wrapper waits for its backward pass, which will average the sum, and when another wrapper of the parameters
-    averages them.
+    You ask for that by `no_sync`: in the block, and after a forward pass in it, until the next reduction. The pass is also
+    harmless in two other cases. A forward pass of the wrapper may wait for its backward pass, which will average the sum. Or
+    another wrapper of the parameters averages them.
     """
 
     def __init__(self, names: Sequence[str], parameters: Iterable[torch.Tensor]):
@@ -35,12 +35,12 @@ class LocalGradients:
         _owners[id(self)] = self
 
     def begin_reduction(self, task: int) -> None:
-        """Note that a pass of autograd's engine averages gradients, those of earlier passes with them."""
+        """Note that a pass of autograd's engine averages gradients. They include those of earlier passes."""
         self.reduces_task = task
         self.follows_no_sync = self._waits = False
 
     def judge(self, task: int, first: int, expects: bool) -> None:
-        """Look at a pass that has ended, in which gradients accumulated, first that of parameter `first`."""
+        """Check a pass that has ended. Gradients accumulated in it, the first one of parameter `first`."""
         if self._has_warned or self.follows_no_sync or self.is_meant():
             return
         if any(owner.reduces_task == task and not self._ids.isdisjoint(owner._ids) for owner in _owners.values()):
@@ -62,7 +62,7 @@ class LocalGradients:
 
 
 def watched_parameters(module: torch.nn.Module, parameters: Sequence[torch.Tensor]) -> list[int]:
-    """Return the numbers of parameters which tell of a backward pass through any part of a module: the first of each part."""
+    """Return the numbers of the first parameter of each part. They notice a backward pass through any part of a module."""
     numbers = {id(p): i for i, p in enumerate(parameters)}
     own = ([numbers[id(p)] for p in part._parameters.values() if id(p) in numbers] for part in module.modules())
     return sorted({found[0] for found in own if found})

@@ -1,8 +1,8 @@
-"""Changes of a module after it was wrapped: parameters that were added, replaced or removed.
+"""Changes of a module after you have wrapped it: parameters that were added, replaced or removed.
 
-Torch's hooks of registration, which are global, set a flag of the wrapped modules that are concerned; `register_parameter`,
-assignments, `append` and `load_state_dict(assign=True)` call them. What writes into a module's dicts itself, as
-`nn.Sequential.insert` does, changes their sizes, which are compared.
+Torch's hooks of registration are global. They set a flag of the wrapped modules concerned. `register_parameter`, assignments,
+`append` and `load_state_dict(assign=True)` call them. Code that writes into a module's dicts itself, such as
+`nn.Sequential.insert`, changes the sizes of the dicts, which are compared.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _handles: list[Any] = []
 
 
 class ModuleChanges:
-    """The parameters that a module had when it was wrapped, and whether it may have others now."""
+    """The parameters that a module had when it was wrapped, and a flag that it may have others now."""
 
     def __init__(self, module: torch.nn.Module, ignored: Collection[str]):
         self.module, self._ignored = module, ignored
@@ -35,7 +35,7 @@ class ModuleChanges:
         self._places = {id(p): (_getter(part._parameters), name) for part, name, p in reversed(held) if p is not None}
         self._gone: set[int] = set()
         self.may_differ = False
-        """True when something was registered since it was looked at last."""
+        """True if something was registered since the last check."""
         self._remember()
         _watched[id(self)] = weakref.ref(self)
         if not _handles:
@@ -47,7 +47,7 @@ class ModuleChanges:
         return [(n, p) for n, p in self.module.named_parameters() if n not in self._ignored]
 
     def _remember(self) -> None:
-        """Take the module's structure as known."""
+        """Take the module's present structure as known."""
         modules = list(self.module.modules())
         self._ids = {id(part) for part in modules}
         tables = ((part, table) for part in modules for table in (part._parameters, part._modules))
@@ -55,7 +55,7 @@ class ModuleChanges:
         self._size = sum(map(len, self._dicts))
         places = ((_getter(part._parameters), n, p) for part in modules for n, p in part._parameters.items() if p is not None)
         self._first = next(places, ({}.get, "", None))
-        """A parameter and its place, which tells if the module was moved or converted: that changes all, or replaces them."""
+        """A parameter and its place. It shows if the module was moved or converted, which changes or replaces all of them."""
         self.may_differ = False
 
     def concerns(self, module: torch.nn.Module) -> None:
@@ -64,14 +64,14 @@ class ModuleChanges:
             self.may_differ = True
 
     def first_parameter(self) -> torch.nn.Parameter | None:
-        """Return what is now in the place of one of the module's parameters."""
+        """Return the present value at the place of one of the module's parameters."""
         get, name, _ = self._first
         return get(name)
 
     def check(self) -> Sequence[tuple[str, torch.nn.Parameter]]:
-        """Return parameters that came after wrapping and need no gradient; almost always nothing is to be looked at.
+        """Return parameters that came after wrapping and need no gradient. Almost always there is nothing to check.
 
-        Raises: ModuleError for one that needs a gradient, as long as the module has it.
+        Raise ModuleError for one that needs a gradient, as long as the module has it.
         """
         get, name, parameter = self._first
         if not self.may_differ and get(name) is parameter and sum(map(len, self._dicts)) == self._size:
@@ -106,7 +106,7 @@ class ModuleChanges:
         return list(new.items())
 
     def check_unused(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Raise ModuleError if parameters without a gradient have been replaced, where no hook has told."""
+        """Raise ModuleError if parameters without a gradient were replaced, and no hook noticed."""
         for p in parameters:
             get, name = self._places[id(p)]
             if get(name) is not p and id(p) not in self._gone:
@@ -121,7 +121,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def _getter(table: Any) -> Callable[[str], Any]:
-    """`table.get`, which the tables of TorchScript lack."""
+    """Return `table.get`, which the tables of TorchScript lack."""
     return table.get if isinstance(table, dict) else lambda name: dict(table.items()).get(name)
 
 

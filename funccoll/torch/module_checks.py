@@ -1,4 +1,4 @@
-"""Checks of a module before it is wrapped: what it holds, on which devices."""
+"""Checks of a module before it is wrapped: its parameters and their devices."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check_module(module: torch.nn.Module, ignored: Collection[str], refused: Col
 def check_devices(
     module: torch.nn.Module, ignored: Collection[str], device_ids: Sequence[Any] | None, output_device: Any
 ) -> tuple[Sequence[Any] | None, Any]:
-    """Return both arguments completed. Raise ModuleError or DTypeError for tensors that are not on one device."""
+    """Return both arguments completed. Raise ModuleError or DTypeError if tensors are not on one device."""
     named = [*named_parameters(module, ignored), *named_buffers(module, ignored)]
     first, device = named[0][0], named[0][1].device
     for name, tensor in named:

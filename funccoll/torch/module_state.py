@@ -1,8 +1,8 @@
-"""The state of a torch module, its parameters and buffers: compared between ranks, and made equal to those of one.
+"""State of a torch module, its parameters and buffers: compared between ranks, and broadcast from one.
 
 Buffers are broadcast before forward passes, and a pass may have replaced, resized or removed some. So each rank compares the
-names and types of its present buffers with those that all ranks have agreed on. A rank that has others says so in the broadcast
-of the old ones, by a flag; then nothing is written, and all ranks compare their new ones.
+names and types of its present buffers with those that all ranks have agreed on. If a rank has others, it sets a flag in the
+broadcast of the old ones. Then nothing is written, and all ranks compare their new buffers.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from .tensors import dtype_of
 __all__ = ["ModuleState", "named_buffers", "named_parameters"]
 
 _STATE_BYTES = 250 << 20
-"""Bytes of state that are broadcast at once."""
+"""Bytes of state in one broadcast."""
 _KEPT = 16
-"""Programs that broadcast buffers, of the types and roots that were used last."""
+"""Programs that broadcast buffers, for the types and roots that were used last."""
 _swap: Callable[[torch.Tensor, torch.Tensor], None] = torch._C._swap_tensor_impl
 _use_count: Callable[[torch.Tensor], int] = getattr(torch.Tensor, "_use_count")  # noqa: B009  (not in torch's stubs)
 _storage_count: Callable[[int], int] = torch._C._storage_Use_Count
 
 _registrations = [0]
-"""Buffers and modules that were registered in any module, once there is a wrapper."""
+"""The number of buffers and modules registered in any module since there is a wrapper."""
 _handles: list[Any] = []
 
 Types = list[tuple[Any, torch.dtype]]
@@ -43,32 +43,32 @@ Types = list[tuple[Any, torch.dtype]]
 
 
 class ModuleState:
-    """The parameters and buffers of a module, but those that are left to the user, on all processes of a mesh."""
+    """The parameters and buffers of a module on all processes of a mesh, without those that you exclude."""
 
     memory: HostMemory
-    """Where they are; set before anything is broadcast."""
+    """Where they are. It is set before the first broadcast."""
 
     def __init__(self, module: torch.nn.Module, ignored: Collection[str], label: str, shares_buffers: bool):
         self.module, self.ignored, self.label, self.shares_buffers = module, ignored, label, shares_buffers
-        """With `shares_buffers` False `compare` and `broadcast` leave each rank its own buffers."""
+        """If `shares_buffers` is False, `compare` and `broadcast` leave each rank its own buffers."""
         self._names: list[str] = []
         """The buffers that all ranks have agreed on."""
         self._types: Types = []
         self._programs: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
         self._program: Callable[..., Any] | None = None
         self._root, self._seen, self._has_buffers = 0, -1, False
-        if not _handles:  # global ones, of all modules
+        if not _handles:  # global hooks, of all modules
             _handles.append(torch_modules.register_module_buffer_registration_hook(_registered))
             _handles.append(torch_modules.register_module_module_registration_hook(_registered))
 
     def compare(self, mesh: Mesh) -> None:
-        """Raise ProgramMismatch, on all ranks, unless all have parameters and buffers of the same names, shapes and dtypes."""
+        """Raise ProgramMismatch on all ranks unless all parameters and buffers have the same names, shapes and dtypes."""
         lines = [_described("parameter", *named) for named in named_parameters(self.module, self.ignored)]
         lines += [_described("buffer", *named) for named in self._shared_buffers()]
         check_equal_lines(mesh, lines, "The parameters and buffers of the module")
 
     def broadcast(self, root: int = 0) -> None:
-        """Make all ranks' parameters and buffers those of one, some of them at a time."""
+        """Broadcast parameters and buffers from one rank to all, some of them at a time."""
         tensors = [t for _, t in (*named_parameters(self.module, self.ignored), *self._shared_buffers())]
         with torch.no_grad():
             parts = [distinct_part(t) for t in tensors]
@@ -96,7 +96,7 @@ class ModuleState:
         return named_buffers(self.module, self.ignored) if self.shares_buffers else []
 
     def prepare_buffers(self, agreed: bool) -> None:
-        """Compile what `broadcast_buffers` needs, if there are buffers; `agreed` if all ranks are known to have the same."""
+        """Compile the broadcast of buffers, if there are any. `agreed` if all ranks are known to have the same."""
         found = _Buffers(self.module, self.ignored)
         if found.names:
             if agreed:
@@ -104,13 +104,13 @@ class ModuleState:
             self._choose_program(0)
 
     def has_buffers(self) -> bool:
-        """True if there are buffers, or were some. A module without any is looked at again where something was registered."""
+        """True if there are or were buffers. A module without any is checked again when something was registered."""
         if self._program is None and self._seen != _registrations[0]:
             self._seen, self._has_buffers = _registrations[0], bool(named_buffers(self.module, self.ignored))
         return self._program is not None or self._has_buffers
 
     def broadcast_buffers(self, root: int = 0, pending: bool = False) -> None:
-        """Make all ranks' buffers those of one; `pending` if a graph may be alive whose backward pass is to come."""
+        """Broadcast one rank's buffers to all. `pending` if a graph may be alive whose backward pass is still to come."""
         if self._program is None or root != self._root:
             self._choose_program(root)
         with torch.no_grad():
@@ -122,7 +122,7 @@ class ModuleState:
         self.broadcast_buffers(root, pending)
 
     def _exchange(self, found: _Buffers, blocks: list[Any] | None, pending: bool) -> bool:
-        """Broadcast the buffers that were agreed on. False, with nothing written, where a rank has others: it has no blocks."""
+        """Broadcast the agreed buffers. If a rank has others (its blocks are None), write nothing and return False."""
         assert self._program is not None
         memory, other = self.memory, blocks is None
         if blocks is None:
@@ -138,12 +138,12 @@ class ModuleState:
         return True
 
     def _replace(self, found: _Buffers, i: int, value: torch.Tensor, pending: bool) -> None:
-        """Give a buffer its new value: in its memory, but where a graph needs the old one for its backward pass.
+        """Give a buffer its new value in its memory, unless a graph needs the old value for its backward pass.
 
-        Then the tensor gets memory of its own, and the graph keeps what it had. The tensor stays the same object.
+        In that case the tensor gets new memory, and the graph keeps the old. The tensor stays the same object.
         """
         tensor, part, holder = found.tensors[i], found.parts[i], found.holders[i]
-        scripted = type(holder) not in (dict, OrderedDict)  # by TorchScript, which has a reference of its own
+        scripted = type(holder) not in (dict, OrderedDict)  # TorchScript's holder has a reference of its own
         if part is not tensor or not (tensor.is_inference() or self._is_in_graph(tensor, pending, 1 + scripted)):
             write(part, value)
             return
@@ -172,7 +172,7 @@ class ModuleState:
         return pending and not any(_shares_memory(view, storage) for view in views)
 
     def _choose_program(self, root: int) -> None:
-        """Let the buffers that were agreed on be broadcast from this rank. All ranks call it."""
+        """Select the program that broadcasts the agreed buffers from this rank. All ranks call it."""
         key = tuple(self._names), tuple(self._types), root
         if key not in self._programs:
             axes = self.memory.host.axis_names
@@ -186,7 +186,7 @@ class ModuleState:
         self._program, self._root = self._programs[key], root
 
     def _agree(self) -> None:
-        """Agree on the present buffers. Raises, on all ranks, where they differ, or cannot be broadcast."""
+        """Agree on the present buffers. Raise on all ranks if they differ or cannot be broadcast."""
         found = _Buffers(self.module, self.ignored)
         rows = [(n, *_type_words(t), self._refusal(n, t)) for n, t in zip(found.names, found.tensors, strict=True)]
         ranks = [json.loads(text) for text in gather_text(self.memory.host, json.dumps(rows))]
@@ -203,7 +203,7 @@ class ModuleState:
         self._names, self._types, self._program = found.names, found.types, None
 
     def _refusal(self, name: str, tensor: torch.Tensor) -> str | None:
-        """Words on a buffer that cannot be broadcast. One of inference mode can: it becomes another tensor if it changes."""
+        """Say why a buffer cannot be broadcast. One of inference mode can: it becomes another tensor if it changes."""
         if not tensor.is_inference() and (found := unsupported(name, tensor)):
             return found
         try:
@@ -211,7 +211,7 @@ class ModuleState:
             self.memory.as_array(distinct_part(tensor).contiguous())
         except DTypeError as error:
             return str(error.args[0])
-        except Exception as error:  # it is on another device, for example
+        except Exception as error:  # for example, it is on another device
             return f"{name!r} cannot be read: {error.args[0]}"
         return None
 
@@ -224,7 +224,7 @@ class _Buffers:
         self.types: Types = []
         self.tensors: list[torch.Tensor] = []
         self.parts: list[torch.Tensor] = []
-        """Of each buffer the part that has each element of its memory once: the buffer itself, as a rule."""
+        """For each buffer, the part that has each element of its memory once. It is usually the buffer itself."""
         self.holders: list[MutableMapping[str, Any]] = []
         self._ignored = ignored
         self._visit(module, "", set())
@@ -255,7 +255,7 @@ class _Buffers:
         self.holders.append(holder)
 
     def read(self, memory: HostMemory) -> list[Any] | None:
-        """The arrays over them; None where one has none."""
+        """Return the arrays over the buffers, or None if one has no array."""
         try:
             return [memory.as_array(part if part.is_contiguous() else part.contiguous()) for part in self.parts]
         except (TypeError, RuntimeError, BufferError, ModuleError):
@@ -263,7 +263,7 @@ class _Buffers:
 
 
 class _Successor(torch.autograd.Function):
-    """A buffer with a history, as a state that is carried on, with another value: its gradient goes to that history."""
+    """A buffer with a history (a state carried from pass to pass) and a new value. Its gradient goes to that history."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -275,12 +275,12 @@ class _Successor(torch.autograd.Function):
 
 
 def named_parameters(module: torch.nn.Module, ignored: Collection[str]) -> list[tuple[str, torch.nn.Parameter]]:
-    """The parameters with their names, in the module's order."""
+    """Return the parameters with their names, in the module's order."""
     return [(n, p) for n, p in module.named_parameters() if n not in ignored]
 
 
 def named_buffers(module: torch.nn.Module, ignored: Collection[str]) -> list[tuple[str, torch.Tensor]]:
-    """The present buffers with their names: a forward pass may have replaced some."""
+    """Return the present buffers with their names. A forward pass may have replaced some."""
     found = _Buffers(module, ignored)
     return list(zip(found.names, found.tensors, strict=True))
 
@@ -297,13 +297,13 @@ def _shares_memory(view: torch.Tensor, storage: Any) -> bool:
 
 
 def _type_words(tensor: torch.Tensor) -> tuple[str, str]:
-    """The dtype and the shape in words."""
+    """Return the dtype and the shape in words."""
     shape = "nested" if tensor.is_nested else str(list(tensor.shape))
     return str(tensor.dtype).removeprefix("torch."), shape
 
 
 def _difference(wanted: list[Any], found: list[Any], rank: int) -> str:
-    """The first difference between the buffers of rank 0 and those of another rank, in words."""
+    """Describe the first difference between the buffers of rank 0 and those of another rank."""
     of_0, of_other = ({name: (dtype, shape) for name, dtype, shape, _ in rows} for rows in (wanted, found))
     for name in dict.fromkeys((*of_other, *of_0)):
         one, other = of_0.get(name), of_other.get(name)
@@ -317,7 +317,7 @@ def _difference(wanted: list[Any], found: list[Any], rank: int) -> str:
 
 
 def _described(what: str, name: str, tensor: torch.Tensor) -> str:
-    """A line that must be equal on all ranks."""
+    """Return a line that must be equal on all ranks."""
     dtype, shape = _type_words(tensor)
     trained = " (trained)" if what == "parameter" and tensor.requires_grad else ""
     where = "" if tensor.device.type == "cpu" else f" on {tensor.device.type}"  # each process's own number of it

@@ -1,4 +1,4 @@
-"""Parameters of a torch module: where their gradients are, and how their memory is ordered."""
+"""Parameters of a torch module: the places of their gradients, and the order of their memory."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from .tensors import dtype_of
 __all__ = ["ADDED", "BEGUN", "USED", "GradientSlot", "array_order"]
 
 USED, BEGUN, ADDED = 1, 2, 4
-"""Bits of `GradientSlot.new`: there is a new gradient; a new tensor; one that a single pass has added to what was reduced."""
+"""Bits of `GradientSlot.new`: there is a new gradient; it is a new tensor; one pass has added it to a reduced gradient."""
 
 _STRIDED = torch.strided
 _REDUCED = "_funccoll_reduced"
-"""Attribute of a gradient that was reduced: its version then."""
+"""Attribute of a reduced gradient: its version at that time."""
 
 
 class GradientSlot:
-    """A parameter and what the reduction of its gradient needs to know."""
+    """A parameter, with all that the reduction of its gradient needs."""
 
     def __init__(self, name: str, parameter: torch.nn.Parameter, sparse: bool, memory: HostMemory):
         self.name, self.parameter, self.sparse, self.memory = name, parameter, sparse, memory
         self.shape, self.torch_dtype = parameter.shape, parameter.dtype
         self.dtype = dtype_of(parameter.dtype, f"parameter {name!r}")
         self.order = array_order(parameter)
-        """The dimensions by falling strides, where memory is dense in another order than C's: gradients have it, too."""
+        """The dimensions by falling strides if memory is dense in another order than C's. Gradients have the same order."""
         self.inverse = None if self.order is None else np.argsort(self.order).tolist()
         self.block_shape = tuple(self.shape if self.order is None else [self.shape[d] for d in self.order])
         self.new = 0
-        """Bits of the gradient that `local` returned last; 0 if it was what the reduction before had made it."""
+        """Bits of the gradient that `local` returned last; 0 if it was still the result of the reduction before."""
         self._read = memory.reader(parameter.dtype)
         self._copies = not sparse and memory.copies(parameter)
         self._block: Any = None
         self._zeros: Any = None
 
     def local(self) -> Any:
-        """Return this rank's gradient: an array in the order of its memory, zeros where there is none; or a sparse tensor."""
+        """Return this rank's gradient: an array in the order of its memory, zeros if there is none, or a sparse tensor."""
         gradient = self.parameter.grad
         if gradient is None:
             self.new, self._block = 0, None
@@ -70,7 +70,7 @@ class GradientSlot:
         return block
 
     def _refusal(self, gradient: torch.Tensor) -> Exception:
-        """The error for a gradient that cannot be reduced."""
+        """Make the error of a gradient that cannot be reduced."""
         if gradient.shape != self.shape or gradient.dtype is not self.torch_dtype:
             return ShapeError(
                 f"the gradient of {self.name!r} is {gradient.dtype}{list(gradient.shape)}, and the parameter was "
@@ -82,7 +82,7 @@ class GradientSlot:
         )
 
     def zeros(self) -> Any:
-        """Return what counts as no gradient; of a sparse one None."""
+        """Return the value that stands for no gradient; None if it is sparse."""
         if self._zeros is None and not self.sparse:
             self._zeros = self.memory.upload(np.zeros(self.block_shape, self.dtype))
         return self._zeros

@@ -14,11 +14,11 @@ __all__ = ["group_of_device_mesh", "mesh_of_group"]
 
 
 def mesh_of_group(process_group: Any, what: str, *, own: bool = False) -> Mesh:
-    """Return the mesh that a module's `process_group` stands for: itself, or, for None, one of all processes of the job.
+    """Return the mesh of a module's `process_group`. A mesh is itself; None means all processes of the job.
 
-    A group of torch.distributed stands for the job if it has all of its processes. The mesh of the job has the axis "data", and
-    is the same for all modules, unless it is to be the module's `own`; this process joins the job where it has not yet. `what`
-    names the module in errors. Raises MeshError for anything else, and for a mesh of virtual devices.
+    A group of torch.distributed means the job if it has all of the job's processes. The job's mesh has the axis "data". All
+    modules share it, unless the module needs its `own`. This process joins the job if it has not yet. `what` names the module
+    in errors. Raise MeshError for anything else, and for a mesh of virtual devices.
     """
     if not isinstance(process_group, Mesh):
         joined = current() or init()
@@ -41,7 +41,7 @@ def mesh_of_group(process_group: Any, what: str, *, own: bool = False) -> Mesh:
 
 
 def group_of_device_mesh(device_mesh: Any, process_group: Any) -> Any:
-    """Return the process group of a one-dimensional mesh of torch.distributed. Raises MeshError for another mesh."""
+    """Return the process group of a one-dimensional mesh of torch.distributed. Raise MeshError for another mesh."""
     if process_group is not None:
         raise MeshError(
             "DistributedDataParallel: process_group and device_mesh say both which processes average gradients. Give one."

@@ -1,8 +1,8 @@
-"""The reduction of a module's gradients in backward passes: buckets, hooks of parameters, and what no rank has used.
+"""Reduction of a module's gradients in backward passes: buckets, hooks of parameters, and unused parameters.
 
-Every rank launches the buckets in one order. With the last one goes a byte for each parameter: whether some rank has a gradient
-of it, whether some rank has none, whether some rank has frozen it, and whether it was written before its reduction; and a word
-about the forward passes. So what is wrong on one rank is an error on all; nothing waits.
+Every rank launches the buckets in one order. The last one also carries a word about the forward passes, and a byte for each
+parameter: whether some rank has a gradient of it, whether some rank has none, whether some rank has frozen it, and whether it
+was written before its reduction. So an error of one rank is raised on all, and no rank blocks.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ _version_of: Callable[[Any], int] = operator.attrgetter("_version")
 
 
 class Reducer:
-    """The state of a module's reductions, of this process.
+    """The state of a module's reductions in this process.
 
-    `begin` is called in a backward pass through the module's outputs, as its first act; what follows happens by itself, the
-    rest of it when that backward pass ends.
+    A backward pass through the module's outputs first calls `begin`. The rest follows by itself, and ends with that backward
+    pass.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class Reducer:
         """Backward passes that were reduced."""
         self.communication_ns = self.backward_ns = self.forward_ns = 0
         self.scale = 1.0
-        """A factor of the means, where some ranks' inputs have ended."""
+        """A factor of the means, if some ranks have no more inputs."""
         self.expects = False
-        """True from a forward pass that is to be reduced until that has happened."""
+        """True from a forward pass whose gradients will be reduced, until they are."""
         self.before: Callable[[], Any] | None = None
-        """Called before a reduction, but one in which this rank follows the others."""
+        """A function to call before a reduction, except one in which this rank follows the others."""
         self.passes = ForwardPasses(self.begin)
         self.announcements = Announcements(self.mesh, label, self.passes, self._discard)
         self._parameters = parameters = [slot.parameter for slot in self.slots]
@@ -94,18 +94,18 @@ class Reducer:
         self._pending: list[int] = []
         self._arrivals: list[int] = []
         self._without: list[tuple[int, Any]] = []
-        """Results of parameters which this rank has no gradient of."""
+        """Results of parameters for which this rank has no gradient."""
         self._unused: list[int] = []
         self._flags = bytearray(len(self.slots) + WORD)
-        """Of each parameter, whether this rank has a gradient; after them the word about forward passes."""
+        """A byte for each parameter (does this rank have a gradient), then the word about forward passes."""
         self.gradient_reducer: SlotReducer = MeanReducer(self.slots, memory, label, len(self._flags))
         self._right = bytes([USED | BEGUN]) * len(self.slots)
-        """The flags of all ranks that were found to be right last."""
+        """The last flags of all ranks that were found to be right."""
         self._versions = self._versions_now()
-        """Of each parameter, when the last forward pass ended, and then when the backward pass began; -1 if a hook wrote it."""
+        """Each parameter's version after the last forward pass, then at the start of the backward pass; -1: a hook wrote it."""
         self._launched = 0
         self._lock = threading.RLock()
-        """Held by hooks: outputs on several devices have theirs called by several threads."""
+        """Held by hooks, because several threads call the hooks of outputs on several devices."""
         self._hooks: list[Any] = []
         self._has_all_hooks = self._hooks_begin = False
         self._assign(range(len(self.slots) - 1, -1, -1))
@@ -120,7 +120,7 @@ class Reducer:
     # ------------------------------------------------------------ buckets
 
     def _assign(self, order: Sequence[int]) -> None:
-        """Put the parameters into buckets in this order, and compile their programs."""
+        """Put the parameters into buckets in this order, and compile the programs of the buckets."""
         sparse = {i for i, slot in enumerate(self.slots) if slot.sparse}
         assignment = assign_buckets(self._types, order, self.caps, alone=sparse)
         if assignment != self.assignment:
@@ -131,10 +131,10 @@ class Reducer:
 
     def _count_expected(self) -> None:
         self._complete = [sum(self._expected[i] for i in bucket) for bucket in self.assignment.buckets]
-        """Of each bucket, the gradients that are complete before it is reduced."""
+        """For each bucket, the number of gradients that must be complete before it is reduced."""
 
     def use_hook(self, state: Any, hook: Any) -> None:
-        """Reduce buckets by a communication hook."""
+        """Reduce buckets with a communication hook."""
         if (name := self.gradient_reducer.name) or self.iterations or self._active:
             before = f"hook {name} was registered" if name else "gradients were reduced"
             raise ModuleError(f"register_comm_hook: {before} first. Register one hook, once, before the first backward pass.")
@@ -143,7 +143,7 @@ class Reducer:
         self.gradient_reducer = made
 
     def _rebuild(self) -> None:
-        """Put the parameters into buckets anew, in the order in which rank 0's gradients arrived."""
+        """Put the parameters into buckets again, in the order in which rank 0's gradients arrived."""
         late = [i for bucket in self.assignment.buckets for i in bucket if not self._counts[i]]
         order = np.array([*self._arrivals, *late], np.int64)
         agree = compile_spmd(
@@ -155,11 +155,11 @@ class Reducer:
     # ------------------------------------------------------------ a forward pass
 
     def add_pass(self, trains: bool, source: Source | None) -> ForwardPass:
-        """Count a forward pass whose gradients are to be reduced."""
+        """Count a forward pass whose gradients will be reduced."""
         return self.passes.add(trains and not self._active, source)  # not one that is computed again in the backward pass
 
     def end_pass(self, forward: ForwardPass | None) -> None:
-        """Expect a backward pass; None where the forward pass was in no_sync."""
+        """Expect a backward pass; None if the forward pass was in no_sync."""
         self.expects = forward is not None
         if forward is None:
             self.local.follows_no_sync = True
@@ -173,7 +173,7 @@ class Reducer:
         self.add_pass(True, user_source()).is_complete = False
 
     def skip(self) -> None:
-        """Expect no backward pass of the forward passes before: all ranks skip it."""
+        """Expect no backward pass for the earlier forward passes: all ranks skip it."""
         self.expects = False
         self.passes.forget()
 
@@ -183,21 +183,21 @@ class Reducer:
     # ------------------------------------------------------------ a backward pass
 
     def begin_by_hooks(self) -> None:
-        """Let a gradient of a parameter begin a reduction that is expected."""
+        """Let a parameter's gradient begin an expected reduction."""
         self._add_hooks()
         self._hooks_begin = True
 
     def _add_hooks(self) -> None:
-        """Look at every parameter whose gradient is complete. Modules of one bucket whose outputs are tensors need not."""
+        """Watch every parameter, to see when its gradient is complete. Modules of one bucket with tensor outputs need none."""
         if not self._has_all_hooks:
             self._has_all_hooks = True
             remove_hooks(self._hooks)
             me: weakref.ref[Reducer] = weakref.ref(self)  # the module may live longer than its wrapper
-            # Of the nodes, not of the tensors: whatever the user has registered there, and when, comes before.
+            # These are hooks of the nodes. The user's hooks of the tensors come first, whenever they were registered.
             self._hooks += [node.register_hook(node_hook(me, i)) for i, node in enumerate(self._nodes)]
 
     def begin(self, forward: ForwardPass | None = None) -> None:
-        """Reduce what this backward pass computes: a hook of a forward pass's outputs."""
+        """Reduce the gradients of this backward pass. It is called as a hook of a forward pass's outputs."""
         with self._lock:
             task = current_task()
             if not (self._active and task == self._task):
@@ -214,11 +214,11 @@ class Reducer:
                 self.passes.reach(forward)
 
     def is_interrupted(self) -> bool:
-        """True when a backward pass has begun, and an exception has ended it."""
+        """True if a backward pass has begun and an exception has ended it."""
         return self._active and current_task() == -1
 
     def prepare(self) -> None:
-        """Begin a forward pass: forget a backward pass which an exception has ended, and take over optimizers at first."""
+        """Begin a forward pass. Forget a backward pass that an exception has ended; at first, take over optimizers."""
         if self.is_interrupted():
             self._active = False
         if self._optimizers is None:
@@ -236,7 +236,7 @@ class Reducer:
             return False
 
     def _start(self, task: int) -> None:
-        """Forget the backward pass before."""
+        """Forget the last backward pass."""
         early = self._arrivals if task == self._task else []
         self._task, self._launched, self.communication_ns = task, 0, 0
         self._counts = [0] * len(self.slots)
@@ -248,9 +248,9 @@ class Reducer:
             self._arrive(i)
 
     def _note_versions(self) -> None:
-        """Remember versions, and what was written between the last forward pass and now by hooks.
+        """Note versions, and what hooks have written between the last forward pass and now.
 
-        The user may write between the passes; autograd itself refuses what would make gradients wrong.
+        You may write between the passes. Autograd itself refuses writes that would make gradients wrong.
         """
         before, self._versions = self._versions, self._versions_now()
         if before != self._versions:
@@ -259,18 +259,18 @@ class Reducer:
                     self._versions[i] = -1  # another one than the parameter's
 
     def note_first(self, i: int) -> None:
-        """Watch a pass of autograd's engine in which the gradient of parameter i comes, and no output's has come."""
+        """Watch a pass of autograd's engine in which the gradient of parameter i comes before any output's."""
         if not self._active:
             self.watch(current_task(), i)
 
     def watch(self, task: int, i: int) -> None:
-        """Judge a pass of autograd's engine when it ends, in which the first gradient was that of parameter i."""
+        """Judge a pass of autograd's engine when it ends. Its first gradient was that of parameter i."""
         if task != self._watched:
             self._watched = task
             queue_callback(lambda: self.local.judge(task, i, self.expects))
 
     def ready(self, i: int) -> None:
-        """Count a gradient as complete, and reduce the buckets that are, where that is not left to the end."""
+        """Count a gradient as complete. Reduce the complete buckets, unless all are reduced at the end."""
         with self._lock:
             self._ready(i)
 
@@ -303,7 +303,7 @@ class Reducer:
         self._pending[self._bucket_of[i]] -= 1
 
     def _launch(self) -> Sequence[np.ndarray]:
-        """Reduce the next bucket; with the last one go the flags, of which it returns what all ranks have."""
+        """Reduce the next bucket. The last one takes the flags along, and returns those of all ranks."""
         began, slots, counts, flags, versions = time.perf_counter_ns(), self.slots, self._counts, self._flags, self._versions
         number, self._launched = self._launched, self._launched + 1
         if number == 0 and self.before is not None and not self._follows:
@@ -345,7 +345,7 @@ class Reducer:
         return results[len(bucket) :]
 
     def _finish(self) -> None:
-        """Reduce the rest, when the backward pass ends."""
+        """Reduce the remaining buckets when the backward pass ends."""
         self._active = self.expects = False
         while self._launched < len(self.assignment.buckets) - 1:
             self._launch()
@@ -380,10 +380,10 @@ class Reducer:
             self._rebuild()
 
     def _check(self, used: bytes) -> None:
-        """Raise, on all ranks, if gradients do not belong together, as `used` says, the flags of all ranks.
+        """Raise on all ranks if gradients do not belong together, according to the flags of all ranks in `used`.
 
-        Parameters were written too early, have no gradient, or are frozen on some ranks only; or some ranks have added to what
-        was averaged before, and others not.
+        Parameters were written too early, have no gradient, or are frozen on some ranks only. Or some ranks have added to
+        averaged gradients, and others have not.
         """
         kinds = set(used)
         if any(flag & _WRITTEN for flag in kinds):
@@ -411,13 +411,13 @@ class Reducer:
             raise self._missing()
 
     def _discard(self) -> None:
-        """Take the gradients away: they are not those of one step."""
+        """Drop the gradients, which are not those of one step."""
         self._without = []
         for slot in self.slots:
             slot.parameter.grad = None
 
     def follow(self) -> None:
-        """Take part in a backward pass of the others, with zeros: the inputs of this rank have ended."""
+        """Take part in the others' backward pass with zeros, because this rank has no more inputs."""
         self._start(-1)
         self._follows = True
         try:
@@ -426,14 +426,14 @@ class Reducer:
             self._follows = False
 
     def _missing(self) -> ModuleError:
-        """The error for parameters without a gradient; all ranks come here."""
+        """Make the error of parameters without a gradient. All ranks call it."""
         return ModuleError(
             f"the backward pass computed no gradient of {self._named(_MISSING)}. Make every parameter take part in the loss, "
             "give DistributedDataParallel find_unused_parameters=True, or freeze it before wrapping (requires_grad_(False))."
         )
 
     def _named(self, wanted: int, among: Sequence[bool] | None = None) -> str:
-        """The parameters with this flag, of all or those that are true in `among`, and on which ranks; all ranks come here."""
+        """Name the parameters with this flag (all, or those true in `among`) and their ranks. All ranks call it."""
         n = len(self.slots)
         gather = compile_spmd(
             lambda x: [all_gather(x, self.mesh.axis_names, stack=True)],

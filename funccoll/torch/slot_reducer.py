@@ -1,4 +1,4 @@
-"""Reducers of a module's gradients: what they share, and the mean over all ranks, without a communication hook."""
+"""Reducers of a module's gradients: their common part, and the mean over all ranks without a communication hook."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ __all__ = ["MeanReducer", "SlotReducer"]
 
 
 class SlotReducer(GradientReducer):
-    """A reducer of a module's gradients: blocks of this process, as `GradientSlot.local` returns them and `take` takes them.
+    """A reducer of a module's gradients. Its blocks of this process come from `GradientSlot.local` and go to `take`.
 
-    The reduction of the last bucket has bytes of flags as one argument more, and as one result more, with the bits that are set
-    on some rank. After it `settle` ends the backward pass.
+    The reduction of the last bucket has one more argument and result: bytes of flags. The result has the bits that are set on
+    some rank. `settle` then ends the backward pass.
     """
 
     def __init__(self, slots: Sequence[GradientSlot], memory: HostMemory, label: str, flags: int):
         self._slots, self._memory, self._label, self._flags = slots, memory, label, flags
 
     def reductions(self, assignment: BucketAssignment) -> list[Reduction]:
-        """Return the reductions of all buckets. All ranks must call it."""
+        """Return the reductions of all buckets. All ranks call it."""
         return [self.reduction(assignment, number) for number in range(len(assignment.buckets))]
 
     def settle(self, flags: bytes) -> Sequence[tuple[int, Any]]:
-        """End a backward pass; returns (parameter, result) of gradients that reductions have not returned.
+        """End a backward pass. Return (parameter, result) for gradients that reductions have not returned.
 
-        flags: of each parameter, the bits of all ranks.
+        `flags` has, for each parameter, the bits of all ranks.
         """
         return ()
 
     def _compile(self, fn: Callable[..., Sequence[Any]], types: Types, assignment: BucketAssignment, number: int) -> Reduction:
-        """Compile a function of blocks of these types as the program of a bucket, with flags if it is the last one."""
+        """Compile a function of blocks as the program of a bucket; the last bucket's has flags, too."""
         label = self._label_of(assignment, number)
         if assignment.is_last(number):
             return self._memory.compile_with_flags(fn, types, self._flags, label)
@@ -48,7 +48,7 @@ class SlotReducer(GradientReducer):
 
 
 class MeanReducer(SlotReducer):
-    """The mean over all ranks: of dense gradients by one all_reduce for each bucket, of sparse ones by `SparseReduction`."""
+    """The mean over all ranks. Each bucket of dense gradients takes one all_reduce; sparse ones take a `SparseReduction`."""
 
     op = "mean"
 

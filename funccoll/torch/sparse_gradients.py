@@ -1,4 +1,4 @@
-"""The reduction of sparse gradients, as of embeddings with sparse=True: rows of all ranks are gathered and added."""
+"""Reduction of sparse gradients, such as those of embeddings with sparse=True: rows of all ranks are gathered and added."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _COUNT = np.dtype(np.int64)
 
 
 class SparseReduction:
-    """The mean of a parameter's sparse gradients, as one coalesced tensor; the same bits on all ranks.
+    """The mean of a parameter's sparse gradients, as one coalesced tensor with the same bits on all ranks.
 
-    One call tells all ranks how many rows each has, and carries the flags of the module's parameters; a second one gathers the
-    rows, padded to a power of two, so that few sizes are compiled.
+    A first collective gives all ranks the number of rows of each, with the flags of the module's parameters. A second one
+    gathers the rows. They are padded to a power of two, so few sizes are compiled.
     """
 
     def __init__(self, slot: GradientSlot, mesh: Mesh, label: str, flags: int):
@@ -41,7 +41,7 @@ class SparseReduction:
         self._gathers: dict[int, SpmdFunction] = {}
 
     def __call__(self, gradient: Any, *flags: np.ndarray) -> Sequence[Any]:
-        """Return the mean, and the flags of all ranks. No gradient counts as one of zeros."""
+        """Return the mean, and the flags of all ranks. No gradient counts as zeros."""
         slot = self.slot
         if gradient is None:
             empty = torch.zeros(0, *slot.shape[1:], dtype=slot.torch_dtype)

@@ -1,4 +1,4 @@
-"""Kinds of tensors that a module may hold: what of them is broadcast, and which of them cannot be."""
+"""Kinds of tensors in a module: the part that is broadcast, and kinds that cannot be broadcast."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch.nn.parameter import is_lazy
 __all__ = ["distinct_part", "unsupported", "write"]
 
 _DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
-"""`__torch_dispatch__` of classes whose tensors have their values in memory of their own."""
+"""`__torch_dispatch__` of classes whose tensors hold their values in their own memory."""
 
 
 def unsupported(name: str, tensor: torch.Tensor) -> str | None:
-    """Say why a tensor of a module cannot be the same on all ranks, and what to do; None where it can.
+    """Say why a tensor of a module cannot be equal on all ranks, and what to do. Return None if it can.
 
-    Such are uninitialized and nested ones, layouts other than strided, quantized ones, those of inference mode, and subclasses
-    that keep their values elsewhere.
+    These cannot: uninitialized, nested and quantized tensors, layouts other than strided, tensors of inference mode, and
+    subclasses that keep their values elsewhere.
     """
     kind: Any = type(tensor)
     if is_lazy(tensor):
@@ -57,7 +57,7 @@ def _ignoring(name: str) -> str:
 
 
 def distinct_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the part of a tensor that `expand` has repeated, of dimensions of 1; another tensor as it is."""
+    """Return the part of a tensor that `expand` has repeated, with dimensions of 1. Return other tensors unchanged."""
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if stride == 0 and size > 1:
             tensor = tensor.narrow(dim, 0, 1)
@@ -65,7 +65,7 @@ def distinct_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def write(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Write into the memory of a tensor, also if elements overlap, as those of `unfold` do. Equal places have equal values."""
+    """Write into a tensor's memory. Elements may overlap, as those of `unfold` do; equal places have equal values."""
     if tensor.is_contiguous() or not _overlaps(tensor):
         tensor.copy_(value)
         return
@@ -75,7 +75,7 @@ def write(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
-    """True if elements may share memory: a step along a dimension is shorter than all smaller ones together reach."""
+    """True if elements may share memory: a step along a dimension is shorter than the reach of all smaller ones together."""
     reach = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride < reach:

@@ -1,6 +1,6 @@
-"""The memory that a module's tensors are in, as its reduction uses it: arrays over it, and collectives of them.
+"""Memory of a module's tensors for its reduction: arrays over it, and collectives of them.
 
-Everything that differs between modules on CPUs and on GPUs is here.
+All differences between modules on CPUs and on GPUs are here.
 """
 
 from __future__ import annotations
@@ -32,36 +32,35 @@ Types = Sequence[tuple[tuple[int, ...], np.dtype]]
 """Shapes and dtypes of blocks."""
 
 _FEW_BYTES = 1 << 14
-"""Bytes that are compared most quickly as copies."""
+"""Below this number of bytes, comparing copies is the quickest."""
 _FLAG = np.dtype(np.uint8)
 _SAME_BITS = {torch.bfloat16: torch.int16, torch.bool: torch.uint8}
-"""Dtypes which not every version of DLPack has -> one of the same width."""
+"""Dtypes that not every version of DLPack has -> one of the same width."""
 _THREAD = "funccoll_thread"
-"""The name under which torch keeps, in each thread's state, the thread that called a module. A backward pass takes that state
-along to the threads of its devices."""
+"""The key of the calling thread in torch's thread state, which a backward pass takes along to its devices' threads."""
 _identifiers: dict[int, int] = {}
-"""The identifiers of threads, each as the one object that torch has been given."""
+"""The identifiers of threads. Torch has been given these very objects."""
 _from_dlpack: Callable[[Any], torch.Tensor] = torch.from_dlpack
 _captures: Callable[[], bool] = torch.cuda.is_current_stream_capturing
 
 
 class HostMemory:
-    """Tensors in host memory, which are NumPy arrays, and a mesh of the job's processes."""
+    """Tensors in host memory, as NumPy arrays, and a mesh of the job's processes."""
 
     reduces_early = True
-    """True where a bucket is reduced as soon as its gradients are complete, in the middle of the backward pass."""
+    """True if a bucket is reduced in the middle of the backward pass, as soon as its gradients are complete."""
 
     def __init__(self, mesh: Mesh):
         self.device = torch.device("cpu")
         self.mesh = self.host = mesh
-        """`mesh` has the tensors' blocks; on `host` the processes tell each other what they must know themselves."""
+        """`mesh` has the tensors' blocks. On `host` the processes exchange values that Python must read."""
 
     def as_array(self, tensor: torch.Tensor) -> Any:
-        """Return an array over a dense tensor's memory, with its strides; a conjugated or negated view is copied."""
+        """Return an array over a dense tensor's memory, with its strides. A conjugated or negated view is copied."""
         return as_array(tensor)
 
     def reader(self, dtype: torch.dtype) -> Callable[[torch.Tensor], Any]:
-        """Return `as_array` for tensors of one dtype; it returns None where the array would be a copy."""
+        """Return `as_array` for tensors of one dtype. It returns None if the array would be a copy."""
         return reader_of(dtype)
 
     def as_tensor(self, array: Any) -> torch.Tensor:
@@ -69,11 +68,11 @@ class HostMemory:
         return as_tensor(array)
 
     def new_tensor(self, result: Any) -> torch.Tensor:
-        """Return a tensor with the values of a collective's result, which a user may keep."""
+        """Return a tensor with the values of a collective's result, which the user may keep."""
         return as_tensor(result)
 
     def upload(self, value: Any) -> Any:
-        """Return a new array with the values of one of NumPy."""
+        """Return a new array with the values of a NumPy array."""
         return np.array(value)
 
     def write(self, block: Any, result: Any) -> None:
@@ -81,7 +80,7 @@ class HostMemory:
         block[...] = result
 
     def same_bits(self, block: Any, result: Any) -> bool:
-        """True if a block is known to have the bits of a result of its shape and dtype."""
+        """True if a block is known to have the bits of a result with its shape and dtype."""
         if block.nbytes <= _FEW_BYTES:
             return block.tobytes() == result.tobytes()
         bits = np.dtype(f"u{min(block.itemsize, 8)}")
@@ -92,8 +91,8 @@ class HostMemory:
         return result * factor
 
     def copies(self, parameter: torch.Tensor) -> bool:
-        """True where a reduced gradient is copied into the one that autograd has left, which then stays the parameter's."""
-        return parameter.nbytes <= 1 << 15 and not parameter.is_complex()  # it costs less than a new tensor
+        """True if a reduced gradient is copied into autograd's gradient, which then stays the parameter's."""
+        return parameter.nbytes <= 1 << 15 and not parameter.is_complex()  # cheaper than a new tensor
 
     def compile(self, fn: Callable[..., Sequence[Any]], types: Types, label: str) -> Callable[..., Sequence[Any]]:
         """Compile a function of blocks over the mesh. See `compile_spmd`."""
@@ -102,9 +101,9 @@ class HostMemory:
     def compile_with_flags(
         self, fn: Callable[..., Sequence[Any]], types: Types, count: int, label: str
     ) -> Callable[..., Sequence[Any]]:
-        """Compile a function of blocks whose last argument, and last result, are `count` bytes of host memory.
+        """Compile a function of blocks. Its last argument and its last result are `count` bytes of host memory.
 
-        The result has the bits that are set on some rank.
+        That result has the bits that are set on some rank.
         """
 
         def with_flags(*blocks: Any) -> Sequence[Any]:
@@ -113,7 +112,7 @@ class HostMemory:
         return self.compile(with_flags, [*types, ((count,), _FLAG)], label)
 
     def note_caller(self) -> None:
-        """Remember the calling thread, as the one that will call `backward`."""
+        """Note the calling thread as the one that will call `backward`."""
 
     def for_caller(self, end: Callable[[], None]) -> Callable[[], None]:
         """Return the end of a backward pass as a callback of autograd's engine."""
@@ -121,12 +120,13 @@ class HostMemory:
 
 
 class DeviceMemory(HostMemory):
-    """Tensors on this process's GPU, which are CuPy arrays, and the mesh's counterpart on GPUs.
+    """Tensors on this process's GPU, as CuPy arrays, and the mesh's counterpart on GPUs.
 
-    Everything runs on torch's current stream, so that it comes after what torch has enqueued, and torch's later work after it.
-    What users keep is in memory of torch's own, which it may give away in the order of its streams: a result of CuPy's is
-    copied. The engine ends a backward pass in the thread of the device, in which it has made the caller's streams the current
-    ones and let them wait for all gradients; the thread that called `backward` waits meanwhile, and collectives count as its.
+    Everything runs on torch's current stream. So it comes after torch's earlier work on that stream and before its later work.
+    Results of CuPy are copied into torch's own memory for the user, because torch reuses memory in the order of its streams.
+
+    The engine ends a backward pass in the thread of the device. There it has made the caller's streams current, and they wait
+    for all gradients. Meanwhile the thread that called `backward` waits, and collectives count as that thread's.
     """
 
     reduces_early = False
@@ -147,7 +147,7 @@ class DeviceMemory(HostMemory):
 
     @contextmanager
     def _current(self) -> Iterator[None]:
-        """Make the module's GPU, and torch's current stream of it, CuPy's."""
+        """Make the module's GPU, and torch's current stream on it, current for CuPy."""
         pointer, cuda = _stream_of(self.device), self._cupy.cuda
         with cuda.Device(self.device.index):
             if pointer not in self._streams:
@@ -196,7 +196,7 @@ class DeviceMemory(HostMemory):
             block[...] = result
 
     def same_bits(self, block: Any, result: Any) -> bool:
-        """See `HostMemory`. A comparison would have to wait for the GPU."""
+        """See `HostMemory`. A comparison would wait for the GPU."""
         return False
 
     def scaled(self, result: Any, factor: float) -> Any:
@@ -220,7 +220,7 @@ class DeviceMemory(HostMemory):
     def compile_with_flags(
         self, fn: Callable[..., Sequence[Any]], types: Types, count: int, label: str
     ) -> Callable[..., Sequence[Any]]:
-        """See `HostMemory`. The flags are a collective of the hosts, which read them."""
+        """See `HostMemory`. The hosts read the flags, so these take a collective of the hosts."""
         axes = self.host.axis_names
         flags = compile_spmd(lambda x: [all_reduce(x, axes, op="or")], [((count,), _FLAG)], self.host, f"{label}, flags")
         program = self.compile(fn, types, label)
@@ -231,7 +231,7 @@ class DeviceMemory(HostMemory):
         return run
 
     def note_caller(self) -> None:
-        """See `HostMemory`. Raises ModuleError while a CUDA graph is captured: its replays would not ask the other ranks."""
+        """See `HostMemory`. Raise ModuleError while a CUDA graph is captured: its replays would not agree with other ranks."""
         if _captures():
             raise ModuleError(
                 "the wrapped module was called while a CUDA graph is captured, and the processes agree before each collective, "
@@ -239,7 +239,7 @@ class DeviceMemory(HostMemory):
             )
         thread = threading.get_ident()
         kept = _identifiers.setdefault(thread, thread)
-        # torch before 2.13 takes the caller's reference in place of one of its own, and drops it in the next call.
+        # torch before 2.13 takes over the caller's reference, and drops it in the next call.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
         torch._C._stash_obj_in_tls(_THREAD, kept)
 
@@ -259,9 +259,9 @@ class DeviceMemory(HostMemory):
 
 
 def memory_of(device: torch.device, mesh: Mesh, name: str) -> HostMemory:
-    """Return the memory of a module whose tensors, `name` among them, are on a device. All ranks must call it.
+    """Return the memory of a module with its tensors, `name` among them, on a device. All ranks call it.
 
-    Raises: MissingPackageError, DeviceError, before anything is sent.
+    Raise MissingPackageError or DeviceError before anything is sent.
     """
     if device.type == "cpu":
         return HostMemory(mesh)
@@ -274,7 +274,7 @@ def memory_of(device: torch.device, mesh: Mesh, name: str) -> HostMemory:
 
 
 class _TorchStream(NamedTuple):
-    """A stream of torch's by CUDA's protocol of streams, which torch's own streams lack; they live as long as the process."""
+    """A torch stream with CUDA's protocol of streams, which torch's own streams lack. They live as long as the process."""
 
     pointer: int
 
@@ -283,5 +283,5 @@ class _TorchStream(NamedTuple):
 
 
 def _stream_of(device: torch.device) -> int:
-    """The pointer of torch's current stream."""
+    """Return the pointer of torch's current stream."""
     return torch.cuda.current_stream(device).cuda_stream

@@ -1,4 +1,4 @@
-"""Compiled collectives of torch tensors: one for each call site, options, shape and dtype, kept by their mesh."""
+"""Compiled collectives of torch tensors. Their mesh keeps one for each call site, options, shape and dtype."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from .tensors import as_array, as_tensor, dtype_of, reader_of
 __all__ = ["Options", "Program", "breaks_graph", "check_tensor", "program_of", "programs_of", "refuse_transforms"]
 
 KEPT = 512
-"""Programs that a mesh keeps, those that were used last: each has some shared memory."""
+"""The number of most recently used programs that a mesh keeps. Each has some shared memory."""
 
 Options = tuple[Any, ...]
 """The keyword arguments of a collective, in the order of its signature."""
 Program = Callable[[torch.Tensor], torch.Tensor]
-"""The collective of tensors of one shape and dtype, without a gradient."""
+"""A collective of tensors of one shape and dtype, without a gradient."""
 Params = ParamSpec("Params")
 R = TypeVar("R")
 
@@ -50,32 +50,32 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def program_of(name: str, x: torch.Tensor, mesh: Mesh, axis: Axes, options: Options, site: Any) -> Program:
-    """The compiled collective, after a check of everything that it is looked up by."""
+    """Check a call, and return its compiled collective."""
     check_tensor(x, name)
     programs = programs_of(mesh, name)
     axis = tuple(axis) if isinstance(axis, list) else axis
     try:
         hash((axis, options))
-    except TypeError:  # it raises what is wrong
+    except TypeError:  # it raises the right error
         return programs.__wrapped__(name, axis, options, x.shape, x.dtype, site)
     return programs(name, axis, options, x.shape, x.dtype, site)
 
 
 def _program(name: str, compiled: SpmdFunction, dtype: torch.dtype) -> Program:
-    """A compiled collective as a function of tensors of this dtype, and of the shape that it was compiled for."""
+    """Return a compiled collective as a function of tensors of this dtype, and of the shape that it was compiled for."""
     run, read = compiled.run, reader_of(dtype)
     write: Callable[[Any], torch.Tensor] = as_tensor if dtype is torch.bfloat16 else torch.from_numpy
 
     def call(x: torch.Tensor) -> torch.Tensor:
         try:
             array = read(x if x.is_contiguous() else x.contiguous())
-        except (TypeError, RuntimeError, BufferError):  # it is to be refused
+        except (TypeError, RuntimeError, BufferError):  # an invalid tensor: the check below names the reason
             array = None
         if array is None:
             array = _read(x, name)
         try:
             (out,) = run(array)
-            if isinstance(out.base, np.ndarray):  # zeros, which all calls have in common: on ranks that get nothing
+            if isinstance(out.base, np.ndarray):  # zeros that all calls share, on ranks that receive nothing
                 out = np.array(out)
             out.setflags(write=True)  # small results of collectives are read-only
             return write(out)
@@ -96,7 +96,7 @@ def _read(x: torch.Tensor, name: str) -> np.ndarray:
 
 
 def check_tensor(x: Any, name: str) -> None:
-    """Raise for anything but a dense tensor in host memory, of a supported dtype."""
+    """Raise an error for anything but a dense tensor in host memory with a supported dtype."""
     if not isinstance(x, torch.Tensor):
         raise TraceError(
             f"{name}: x is a {type(x).__name__}, and must be a torch tensor: torch.as_tensor(x) makes one. NumPy arrays and "
@@ -115,9 +115,9 @@ def check_tensor(x: Any, name: str) -> None:
 
 
 def refuse_transforms(x: Any, name: str) -> None:
-    """Raise UnsupportedError for a tensor inside of torch.func's transforms, and in a trace of make_fx.
+    """Raise UnsupportedError for a tensor inside torch.func's transforms, and in a trace of make_fx.
 
-    NumPy cannot read the first, or reads zeros (functionalize). The second would keep the result as a constant.
+    NumPy cannot read the first, or reads zeros (functionalize). make_fx would record the result as a constant.
     """
     if not isinstance(x, torch.Tensor):
         return
@@ -147,7 +147,7 @@ def refuse_transforms(x: Any, name: str) -> None:
 
 
 def programs_of(mesh: Mesh, name: str) -> Any:
-    """The function that compiles a mesh's collectives, and keeps them; each mesh has its own: equal ones may be of two jobs."""
+    """Return the function that compiles and keeps the collectives of this very mesh: equal meshes may be of two jobs."""
     if not isinstance(mesh, Mesh):
         raise MeshError(f"{name}: mesh must be one from fc.make_mesh({{...}}), not {mesh!r:.60}.")
     known = mesh.programs.get("torch")
@@ -177,10 +177,10 @@ def programs_of(mesh: Mesh, name: str) -> Any:
 
 
 def breaks_graph(fn: Callable[Params, R]) -> Callable[Params, R]:
-    """Decorate a function that torch.compile is to call between two graphs.
+    """Decorate a function so that torch.compile calls it between two graphs.
 
-    Dynamo must not trace what finds memory for NumPy, nor the frames that it leaves to Python. `_disable_dynamo` imports it
-    when `outside` is first called, which is in a trace.
+    Dynamo must not trace the search for NumPy's memory, nor the frames that it leaves to Python. The first call of `outside`
+    is in a trace; `_disable_dynamo` imports Dynamo then.
     """
     outside = _disable_dynamo(fn)
 

@@ -1,4 +1,4 @@
-"""Tensors of torch as NumPy arrays over the same memory, and back."""
+"""Conversion of torch tensors to NumPy arrays over the same memory, and back."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _DTYPES = {
 _COMPLEX = torch.complex64, torch.complex128
 _BFLOAT16 = _DTYPES[torch.bfloat16]
 _capsule: Any = getattr(torch._C, "_to_dlpack_versioned", None)
-"""From torch 2.9 on: NumPy makes only read-only arrays of what an older one exports."""
+"""Torch has it from 2.9 on. NumPy makes only read-only arrays of the older capsules."""
 _from_dlpack: Callable[[Any], np.ndarray] = np.from_dlpack if _capsule else lambda exported: exported.tensor.detach().numpy()
 _from_numpy: Callable[[Any], torch.Tensor] = torch.from_numpy
 
 
 def dtype_of(dtype: torch.dtype, what: str = "the tensor") -> np.dtype:
-    """Return NumPy's dtype of a torch dtype; raise DTypeError for one that NumPy and ml_dtypes lack."""
+    """Return NumPy's dtype of a torch dtype. Raise DTypeError if NumPy and ml_dtypes lack it."""
     found = _DTYPES.get(dtype)
     if found is None:
         supported = ", ".join(str(known).removeprefix("torch.") for known in _DTYPES)
@@ -48,7 +48,7 @@ def dtype_of(dtype: torch.dtype, what: str = "the tensor") -> np.dtype:
 
 
 class _Exported:
-    """A tensor by NumPy's protocol. DLPack leaves it as it is; its own `numpy()` forbids to resize its storage later."""
+    """A tensor with NumPy's protocol. DLPack does not change it; `tensor.numpy()` would forbid to resize its storage later."""
 
     __slots__ = ("tensor",)
 
@@ -63,16 +63,16 @@ class _Exported:
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:
-    """Return an array over a dense CPU tensor's memory, with its strides; a conjugated or negated view is copied.
+    """Return an array over a dense CPU tensor's memory, with its strides. A conjugated or negated view is copied.
 
-    The tensor stays as it is, and may be resized later. Raises TypeError, RuntimeError or BufferError for other tensors.
+    The tensor does not change, and you may resize it later. Raise TypeError, RuntimeError or BufferError for other tensors.
     """
     array = reader_of(tensor.dtype)(tensor)
     return _read_other(tensor) if array is None else array
 
 
 def reader_of(dtype: torch.dtype) -> Callable[[torch.Tensor], np.ndarray | None]:
-    """Return the function that makes arrays over the memory of tensors of one dtype; None of one with its values elsewhere."""
+    """Return the function that makes arrays over tensors of one dtype. It returns None if the values are elsewhere."""
     return _read_complex if dtype in _COMPLEX else _read_bfloat16 if dtype is torch.bfloat16 else _read
 
 
@@ -90,7 +90,7 @@ def _read_bfloat16(tensor: torch.Tensor) -> np.ndarray | None:
 
 
 def _read_other(tensor: torch.Tensor) -> np.ndarray:
-    """An empty tensor, one whose memory has other values, or a subclass or transform that has its values elsewhere."""
+    """Read an empty tensor, one whose memory has other values, or a subclass or transform with its values elsewhere."""
     if tensor.numel() and not tensor.data_ptr():
         return tensor.numpy()
     bits = tensor.detach().resolve_conj().resolve_neg()
@@ -102,9 +102,9 @@ def _read_other(tensor: torch.Tensor) -> np.ndarray:
 def as_tensor(array: np.ndarray) -> torch.Tensor:
     """Return a tensor over an array's memory, which lives as long as the tensor, its views and its storage.
 
-    The array becomes writeable: torch has no tensors that are not.
+    The array becomes writeable, because torch has no read-only tensors.
     """
-    if not array.flags.writeable:  # one with gaps, of a tensor, could not be made so
+    if not array.flags.writeable:  # NumPy could not make an array with gaps, of a tensor, writeable
         array.flags.writeable = True
     if array.dtype == _BFLOAT16:
         return _from_numpy(array.view(np.int16)).view(torch.bfloat16)

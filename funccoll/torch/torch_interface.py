@@ -1,4 +1,4 @@
-"""Names of torch's DistributedDataParallel that libraries use on ours, and errors for those that need torch's reducer."""
+"""Names of torch's DistributedDataParallel that libraries use on ours. Those that need torch's reducer raise errors."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ INHERITED = frozenset(
         "_register_fused_optim",
     }
 )
-"""Attributes of torch's class that do what they say here, too: they use no reducer, logger or process group of torch's."""
+"""Attributes of torch's class that are right here, too: they use no reducer, logger or process group of torch's."""
 
 
 class BufferSwitch(int):
-    """The value of `broadcast_buffers`: 1 or 0. A call broadcasts the buffers now, whatever the value is."""
+    """The value of `broadcast_buffers`, 1 or 0. A call broadcasts the buffers now, with either value."""
 
     broadcast: Callable[[], None]
 
     def __call__(self) -> None:
-        """Make the buffers those of rank 0; all ranks must call it."""
+        """Broadcast rank 0's buffers. All ranks call it."""
         self.broadcast()
 
     def __repr__(self) -> str:
@@ -49,7 +49,7 @@ class BufferSwitch(int):
 
 
 class ReducerInterface:
-    """Methods of torch's reducer that libraries call: Lightning, Accelerate and torch's pipelines begin reductions by hand.
+    """Methods of torch's reducer that libraries call. Lightning, Accelerate and torch's pipelines begin reductions by hand.
 
     In a single process (`reducer` is None) there is nothing to reduce.
     """
@@ -61,15 +61,15 @@ class ReducerInterface:
         """Do nothing: torch's reducer times the pass."""
 
     def prepare_for_backward(self, tensors: Sequence[torch.Tensor] = ()) -> None:
-        """Let the next backward pass average the gradients, though its forward pass may have been in `no_sync`.
+        """Let the next backward pass average the gradients, even if its forward pass was in `no_sync`.
 
-        tensors: what the pass begins with; torch searches their graph for unused parameters, which the engine knows here.
+        Torch searches the graph of `tensors`, with which the pass begins, for unused parameters. Here the engine knows them.
         """
         if self._reducer is not None:
             self._reducer.expect()
 
     def _rebuild_buckets(self) -> bool:
-        """Return False: buckets are rebuilt at the end of a backward pass, by themselves."""
+        """Return False: buckets are rebuilt automatically at the end of a backward pass."""
         return False
 
     def _set_static_graph(self) -> None:
@@ -77,7 +77,7 @@ class ReducerInterface:
             self._reducer.static_graph = True
 
     def _check_reducer_finalized(self) -> None:
-        """Raise ModuleError where a backward pass has begun to reduce gradients, and an exception has ended it."""
+        """Raise ModuleError if an exception has ended a backward pass that had begun to reduce gradients."""
         if self._reducer is not None and self._reducer.is_interrupted():
             raise ModuleError(
                 "the last backward pass ended before its gradients were reduced: an exception has left it. End the step on all "
@@ -91,9 +91,9 @@ class ReducerInterface:
 
 
 def refuse_other_names(wrapper: type[torch.nn.Module]) -> None:
-    """Let torch's methods which `wrapper` neither overrides nor can inherit raise ModuleError with their name.
+    """Make torch's methods raise ModuleError with their name if `wrapper` neither overrides nor can inherit them.
 
-    So none comes to an attribute that torch's constructor would have made, in any version of torch.
+    So none reads an attribute that torch's constructor would have made, in any version of torch.
     """
     for name, value in vars(torch.nn.parallel.DistributedDataParallel).items():
         function = getattr(value, "__func__", value)
@@ -113,7 +113,7 @@ def _refusal(name: str) -> Callable[..., Any]:
 
 
 def logging_data(module: DistributedDataParallel, reducer: Reducer | None, nranks: int) -> dict[str, Any]:
-    """Facts and times (nanoseconds, of the last passes) of this process, under torch's names."""
+    """Return facts and times (nanoseconds, of the last passes) of this process, under torch's names."""
     parameters = [p for p in module.module.parameters() if p.requires_grad]
     sizes = () if reducer is None else reducer.assignment.nbytes
     rebuilt = reducer is not None and reducer.rebuilt
