@@ -179,8 +179,9 @@ UNNOTED = "an exception left a program, and another one came before it was noted
 
 
 def test_no_depth_of_recursion_is_left_to_note_an_exception():
+    """From Python 3.12 on calls in C use no depth, so that there is always enough left for the note."""
     for told in launch(fails_without_depth, 2):
-        assert UNNOTED in told
+        assert told == "went on" if sys.version_info >= (3, 12) else UNNOTED in told
 
 
 @pytest.mark.parametrize(
