@@ -1,4 +1,4 @@
-"""The optional C extension `_native`, which makes calls quicker; without it Python does the same."""
+"""The optional C extension `_native` for quicker calls. Without it Python does the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["extension", "why_not"]
 
 
 def _load() -> tuple[ModuleType | None, str]:
-    """The extension, or None with the reason."""
+    """Return the extension, or None with the reason."""
     if NATIVE.read() == "0":
         return None, f"{NATIVE}=0"
     try:
@@ -32,4 +32,4 @@ def _load() -> tuple[ModuleType | None, str]:
 
 
 extension, why_not = _load()
-"""The module, None where it is not used, and the reason why not."""
+"""The module and "", or None and the reason why it is not used."""

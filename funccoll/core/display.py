@@ -28,7 +28,7 @@ __all__ = [
 
 
 def seconds_text(seconds: float) -> str:
-    """A duration with three digits and the unit that suits it: `14 µs`."""
+    """Return a duration with three digits and a suitable unit: `14 µs`."""
     if not math.isfinite(seconds):
         return "never"
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)):
@@ -38,12 +38,12 @@ def seconds_text(seconds: float) -> str:
 
 
 def bytes_text(nbytes: float) -> str:
-    """A number of bytes with separators; a fraction of a byte (the model divides evenly) in two digits."""
+    """Return a number of bytes with separators. A fraction of a byte (the model divides evenly) has two digits."""
     return f"{nbytes:,.0f}" if nbytes == round(nbytes) else f"{nbytes:,.2f}"
 
 
 def size_text(nbytes: int) -> str:
-    """A number of bytes in the unit that suits it, with at most four digits: `4 KiB`, `1.5 GiB`."""
+    """Return a number of bytes in a suitable unit, with at most four digits: `4 KiB`, `1.5 GiB`."""
     value, unit = float(nbytes), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if value < 1024 or unit == "TiB":
@@ -53,7 +53,7 @@ def size_text(nbytes: int) -> str:
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> str:
-    """A table with two spaces between columns; those named in `right` are aligned to the right."""
+    """Return a table with two spaces between columns. The columns in `right` are aligned to the right."""
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
 
     def line(row: Sequence[str]) -> str:
@@ -64,7 +64,7 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequen
 
 
 def html_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = (), bold: int = -1) -> str:
-    """`text_table` in HTML; row number `bold` is emphasised."""
+    """Return `text_table` in HTML. Row number `bold` is emphasised."""
 
     def line(tag: str, row: Sequence[str], weight: str = "") -> str:
         styles = [f"padding:2px 8px;white-space:nowrap;{weight}text-align:{'right' if h in right else 'left'}" for h in head]
@@ -97,7 +97,7 @@ _HEAD = "padding:2px 8px;font-weight:normal;white-space:nowrap;text-align:"
 
 
 def _grid(mesh: Mesh, text: list[str], colour: list[int]) -> str:
-    """One cell for each device: the last axis across, the others down."""
+    """Return a grid with one cell for each device: the last axis across, the others down."""
     columns = mesh.sizes[-1] if mesh.sizes else 1
     rows = []
     for start in range(0, mesh.size, columns):
@@ -130,7 +130,7 @@ def _index_text(shape: tuple[int, ...], index: tuple[slice, ...]) -> str:
 
 
 def _placement(sharding: Sharding, shape: tuple[int, ...]) -> list[str]:
-    """For each device, the part of a global array of `shape` that it holds, as text."""
+    """Return, for each device, the part of a global array of `shape` that it holds, as text."""
     mesh = sharding.mesh
     return [_index_text(shape, sharding.index(shape, mesh.coordinates(d))) for d in range(mesh.size)]
 

@@ -1,11 +1,12 @@
-"""Dtype promotion: the lines on which NumPy's rule widens traced floats, which are listed, warned of, or refused.
+"""Dtype promotion: the lines on which NumPy's rule widens traced floats. They are listed, cause a warning, or raise an error.
 
-The rule itself stays NumPy's (NEP 50). It is silent: one NumPy scalar of float64 makes a whole float32 model float64 from there
-on, at twice the bytes. So while a function is traced, each operation whose operands have several dtypes is looked at here.
+The rule itself stays NumPy's (NEP 50). It is silent: one NumPy scalar of float64 makes a whole float32 model float64 from
+there on, at twice the bytes. So while a function is traced, this module checks each operation whose operands have several
+dtypes.
 
 A *widening* is a traced float or complex number that the operation takes with more bits than it has: float32 with a float64
-operand, or with an integer of 32 bits or more. Explicit conversions (`astype`, `dtype=`) are not widenings, and neither are
-functions that are float64 by definition, comparisons, or what the rule of a gradient mixes.
+operand, or with an integer of 32 bits or more. Explicit conversions (`astype`, `dtype=`) are not widenings. Neither are
+functions that are float64 by definition, comparisons, or the dtypes that the rule of a gradient mixes.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ _BITS = {
     np.dtype(np.complex64): 32,
     np.dtype(np.complex128): 64,
 }
-"""The bits of a float, for complex dtypes those of each part."""
+"""The bits of a float; for complex dtypes, those of each part."""
 
 _CONVERSION = {
     ("f", 16): "np.float16",
     ("f", 32): "np.float32",
     ("c", 32): "np.complex64",
 }
-"""Conversions of an operand after which it widens nothing, by its kind and the bits of the other operand."""
+"""Conversions after which an operand widens nothing, by its kind and the bits of the other operand."""
 
 
 class DTypePromotionWarning(UserWarning):
@@ -72,11 +73,11 @@ class Widening:
     cause: str
     """The operand, in words: "np.float64 8.0"."""
     remedy: str
-    """The way to mend it, as an imperative."""
+    """The way to avoid it, as an imperative."""
 
     @property
     def warns(self) -> bool:
-        """True where 64 bits are the result; 16 bits that become 32 are listed alone."""
+        """True if the result has 64 bits. 16 bits that become 32 are only listed."""
         return _BITS[self.after] == 64
 
     def __str__(self) -> str:
@@ -86,16 +87,16 @@ class Widening:
 
 @dataclass
 class Widenings:
-    """The widenings of a function that is traced, in the order in which it runs: one for each line and pair of dtypes."""
+    """The widenings of a traced function, in the order in which it runs: one for each line and pair of dtypes."""
 
     name: str
     strict: bool = False
     found: dict[tuple[Source | None, np.dtype, np.dtype], Widening] = field(default_factory=dict)
     namespace: dict[str, Any] = field(default_factory=dict)
-    """The global names of the module in which the first one that warns stands: Python keeps there what it has shown."""
+    """The global names of the module with the first one that warns. Python keeps the shown warnings there."""
 
     def note(self, widening: Widening) -> None:
-        """Add one; raises DTypeError where they are refused."""
+        """Add one. Raise DTypeError in a strict function."""
         if self.strict:
             raise DTypeError(
                 f'{self.name} is jitted with dtype_promotion="strict", and {widening.before} would become {widening.after}, '
@@ -107,7 +108,7 @@ class Widenings:
         self.found.setdefault((widening.source, widening.before, widening.after), widening)
 
     def warn(self, known: set[Source | None]) -> None:
-        """Warn of the lines that are not `known`, in one warning at the first of them, and add them to these."""
+        """Warn of the lines that are not `known`, in one warning at the first of them, and add them to `known`."""
         lines = {w.source: w for w in reversed(self.found.values()) if w.warns and w.source not in known}
         if not lines:
             return
@@ -127,7 +128,7 @@ _RECORD: ContextVar[Widenings | None] = ContextVar("funccoll_widenings", default
 
 @contextmanager
 def recorded(name: str, mode: Mode) -> Iterator[Widenings]:
-    """Record what is widened while a function of this name is traced in a block."""
+    """Record the widenings of a function of this name while a block traces it."""
     record = Widenings(name, mode == "strict")
     token = _RECORD.set(record)
     try:
@@ -138,7 +139,7 @@ def recorded(name: str, mode: Mode) -> Iterator[Widenings]:
 
 @contextmanager
 def as_strict(name: str, mode: Mode) -> Iterator[None]:
-    """Refuse what is widened in a block that is traced as a part of another function, if the mode says so."""
+    """Raise an error for widenings in a block that is traced as a part of another function, if the mode says so."""
     if mode != "strict":
         yield
         return
@@ -148,7 +149,7 @@ def as_strict(name: str, mode: Mode) -> Iterator[None]:
 
 @contextmanager
 def unrecorded() -> Iterator[None]:
-    """Record nothing in a block, or in a function that it decorates: it compares, and widens to do so."""
+    """Record nothing in a block, or in a decorated function: it widens in order to compare."""
     token = _RECORD.set(None)
     try:
         yield
@@ -157,10 +158,10 @@ def unrecorded() -> Iterator[None]:
 
 
 def note_widening(operands: Sequence[Any], result: np.dtype) -> None:
-    """Record that an operation takes its operands in `result`, their common dtype; raises DTypeError in a strict function.
+    """Record that an operation takes its operands in `result`, their common dtype. Raise DTypeError in a strict function.
 
-    Operands are tracers and arrays: Python's scalars widen nothing. What a rule computes on the user's behalf is not recorded,
-    because the user cannot change it.
+    Operands are tracers and arrays; Python's scalars widen nothing. Computations of a rule on the user's behalf are not
+    recorded, because the user cannot change them.
     """
     record, bits = _RECORD.get(), _BITS.get(result)
     if record is None or bits is None:
@@ -181,7 +182,7 @@ def _dtype_of(operand: Any) -> np.dtype:
 
 
 def _in_words(operand: Any) -> str:
-    """An operand as messages show it: `np.float64 8.0`, or by dtype, shape and origin."""
+    """Describe an operand for messages: `np.float64 8.0`, or its dtype, shape and origin."""
     if not isinstance(operand, Traced):
         array = np.asarray(operand)
         if array.size == 1:
@@ -193,7 +194,7 @@ def _in_words(operand: Any) -> str:
 
 
 def _remedy(cause: Any, before: np.dtype, after: np.dtype) -> str:
-    """The way to mend a widening, as an imperative."""
+    """Return the way to avoid a widening, as an imperative."""
     kind, bits = "c" if _dtype_of(cause).kind == "c" else "f", _BITS[before]
     meant = f"x.astype(np.{after}) where {after} is meant"
     if (kind, bits) not in _CONVERSION:  # no complex dtype is that narrow

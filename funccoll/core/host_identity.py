@@ -12,18 +12,18 @@ __all__ = ["boot_id", "this_host"]
 
 @functools.lru_cache(maxsize=1)
 def this_host() -> dict[str, Any]:
-    """Identification of this host: its name, its processor, and the logical processors that are online."""
+    """Return the identity of this host: its name, its processor, and the logical processors that are online."""
     return {"name": os.uname().nodename, "cpu": _cpu(), "cores": os.sysconf("SC_NPROCESSORS_ONLN")}
 
 
 def boot_id() -> str:
-    """The identity of the running kernel, the same in all containers and namespaces of a machine; "" where there is none."""
+    """Return the identity of the running kernel, equal in all containers and namespaces of a machine; "" if there is none."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return boot.read_text().strip() if boot.exists() else ""
 
 
 def _cpu() -> str:
-    """The processor's name, with the numbers of its model, as /proc/cpuinfo has them for the first one."""
+    """Return the processor's name and the numbers of its model, as /proc/cpuinfo has them for the first processor."""
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
             pairs = [line.partition(":") for line in iter(file.readline, "\n") if line]  # up to the first empty line

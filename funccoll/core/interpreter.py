@@ -1,6 +1,6 @@
-"""The interpreter slot: what the operations of a function mean.
+"""The interpreter slot, which decides what the operations of a function mean.
 
-A user's function means what the *current interpreter* says: every operation is `bind(primitive, *values, **params)`, and the
+The *current interpreter* gives a user's function its meaning. Every operation is `bind(primitive, *values, **params)`, and the
 interpreter in the slot either computes it (eager) or records it (tracing). Source: JAX's autodidax.
 """
 
@@ -36,12 +36,12 @@ __all__ = [
 
 
 class Traced:
-    """Base of tracers: lets the IR recognise one without importing tracing."""
+    """Base of tracers. The IR recognises a tracer by it, without importing tracing."""
 
     __slots__ = ()
     type: ArrayType
     weak: Any
-    """int, float or complex when it stands for a Python scalar, else None."""
+    """int, float or complex if it stands for a Python scalar, else None."""
 
 
 class Interpreter(Protocol):
@@ -49,12 +49,12 @@ class Interpreter(Protocol):
 
     axis_sizes: Mapping[str, int]
     calls_meshes: bool
-    """True where values are global, and jitted functions with a mesh can be called: in gradients outside of a mesh."""
+    """True if values are global and jitted functions with a mesh may be called: in gradients outside of a mesh."""
     unrolls: bool
-    """True where loops and branches run as Python's, because there are values."""
+    """True if loops and branches run as Python's, because there are values."""
 
     def bind(self, primitive: Primitive, values: Sequence[Any], params: Mapping[str, Any]) -> Any:
-        """One value, or a list when the primitive has several outputs."""
+        """Return one value, or a list if the primitive has several outputs."""
         ...
 
 
@@ -65,7 +65,7 @@ class Eager:
     calls_meshes = False
     unrolls = False
     check: Callable[[Primitive, Sequence[Any], Any], None] | None = None
-    """Called with each operation's operands and result while NaN and inf are searched for."""
+    """Called with each operation's operands and result during the search for NaN and inf."""
 
     def bind(self, primitive: Primitive, values: Sequence[Any], params: Mapping[str, Any]) -> Any:
         """Compute with the primitive's reference."""
@@ -91,7 +91,7 @@ class Eager:
 
 
 def as_array(value: Any) -> np.ndarray:
-    """A concrete value as a native-endian array of a supported dtype; raises DTypeError, and TraceError for a mask."""
+    """Return a concrete value as a native-endian array of a supported dtype. Raise DTypeError; raise TraceError for a mask."""
     refuse_subclass(value, "an operand")
     try:
         array = np.asarray(exported(value))
@@ -108,10 +108,12 @@ def as_array(value: Any) -> np.ndarray:
 
 
 def refuse_subclass(value: Any, what: str) -> None:
-    """Raise a TraceError for a masked array and an np.matrix: np.asarray would drop the mask, and turn products of matrices
-    into products of elements.
+    """Raise TraceError for a masked array and an np.matrix.
+
+    np.asarray would drop the mask, and turn products of matrices into products of elements.
     """
-    # A process that has not imported numpy.ma, which np.ma would do, has no masked arrays; nor while a thread imports it.
+    # Without numpy.ma a process has no masked arrays. Asking for np.ma would import it. Nor are there any while a thread
+    # imports it.
     masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
     if masked is not None and isinstance(value, masked):
         raise TraceError(f"{what} is a masked array, and its mask would be lost. Pass x.filled(value), and the mask beside it.")
@@ -123,7 +125,7 @@ def refuse_subclass(value: Any, what: str) -> None:
 
 
 def leaked(value: Any) -> LeakedTracerError:
-    """The error for a tracer used outside the trace that made it."""
+    """Make the error of a tracer that is used outside the trace that made it."""
     origin = getattr(value, "source", None)
     made = f"made at {origin}" if origin else f"an argument of {value.frame.label}"
     return LeakedTracerError(
@@ -152,12 +154,12 @@ def use_interpreter(interpreter: Interpreter) -> Iterator[None]:
 
 
 _QUIET: ContextVar[bool] = ContextVar("funccoll_quiet", default=False)
-"""True while what has run is computed again: it shows no values twice."""
+"""True while earlier work is computed again, which shows no values twice."""
 
 
 @contextmanager
 def without_reports() -> Iterator[None]:
-    """Leave out what shows values in a block, which computes again."""
+    """Leave out reports of values in a block, which computes again."""
     token = _QUIET.set(True)
     try:
         yield
@@ -166,19 +168,19 @@ def without_reports() -> Iterator[None]:
 
 
 def reports_off() -> bool:
-    """True in a block of `without_reports`."""
+    """True inside `without_reports`."""
     return _QUIET.get()
 
 
 @contextmanager
 def eager() -> Iterator[None]:
-    """Compute at once in a block, whatever is traced around it."""
+    """Compute at once in a block, even if a trace is around it."""
     with use_interpreter(_EAGER):
         yield
 
 
 def check_eagerly(check: Callable[[Primitive, Sequence[Any], Any], None] | None) -> None:
-    """Set what is called with each operation outside of every trace."""
+    """Set the function that is called with each operation outside of every trace."""
     _EAGER.check = check
 
 
@@ -193,9 +195,9 @@ def evaluate(
     args: Sequence[Any],
     apply: Callable[[Equation, list[Any]], Any] | None = None,
 ) -> tuple[list[Any], dict[Var, Any]]:
-    """Run a program; returns its outputs and the value of every variable.
+    """Run a program. Return its outputs and the value of every variable.
 
-    `apply(equation, values)` gives an equation's result; by default it is bound in the current interpreter.
+    `apply(equation, values)` gives an equation's result. By default it is bound in the current interpreter.
     """
     env: dict[Var, Any] = dict(zip(program.inputs, args, strict=True))
     env.update(zip((v for v, _ in program.constants), constants, strict=True))

@@ -1,4 +1,4 @@
-"""The IR: variables, equations, programs and their checker. `interpreter` says what their operations mean."""
+"""The IR: variables, equations, programs and their checker. `interpreter` gives their operations a meaning."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class Var:
-    """A value in a program: assigned once, identified by being this object."""
+    """A value in a program. It is assigned once. Its identity is the object's."""
 
     __slots__ = ("type",)
 
@@ -39,7 +39,7 @@ class Var:
 
 
 class Literal:
-    """A scalar constant inside an equation. It fits any `varying`: it is equal on every device."""
+    """A scalar constant inside an equation. It fits any `varying`, because it is equal on every device."""
 
     __slots__ = ("type", "value")
 
@@ -65,12 +65,12 @@ BatchRule = Callable[..., Any]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Primitive:
-    """One operation: everything about it is in this record.
+    """One operation, with everything about it in this record.
 
-    `infer(*types, **params)` gives the output types, checks the inputs and raises a user's error.
-    `reference(*arrays, **params)` is the written definition, in NumPy; for a collective it takes one operand's
-    shards on the devices of one group, and returns the result's shards. `vjp` is written with
-    public operations, so it can be differentiated again; None means no gradient flows.
+    `infer(*types, **params)` gives the output types. It checks the inputs and raises the user's errors.
+    `reference(*arrays, **params)` is the written definition, in NumPy. For a collective it takes one operand's shards on the
+    devices of one group, and returns the result's shards. `vjp` consists of public operations, so it can be differentiated
+    again. None means that no gradient flows.
     """
 
     name: str
@@ -78,10 +78,10 @@ class Primitive:
     reference: Kernel
     vjp: VjpRule | None = None
     jvp: JvpRule | None = None
-    """The forward derivative; without a rule it is the transpose of `vjp`, which is linear in its cotangents."""
+    """The forward derivative. Without a rule it is the transpose of `vjp`, which is linear in its cotangents."""
     batch: BatchRule | None = None
-    """The rule of `vmap`: it binds something in place of the primitive. Batched values have the batch as their first dimension,
-    and so have all outputs."""
+    """The rule of `vmap`: it binds something in place of the primitive. The batch is the first dimension of batched values,
+    and of all outputs."""
     multiple: bool = False
     """Outputs are a sequence (else exactly one value)."""
     kind: str = "compute"
@@ -90,22 +90,22 @@ class Primitive:
     view: bool = False
     """The output may share memory with an input."""
     ufunc: np.ufunc | None = None
-    """The NumPy ufunc this primitive is, which can write into a dead operand's buffer."""
+    """The NumPy ufunc of this primitive. It can write into a dead operand's buffer."""
     blas: bool = False
-    """NumPy computes it with BLAS, whose number of threads decides its bits."""
+    """NumPy computes it with BLAS, and BLAS's number of threads decides the bits."""
     in_place: bool = False
-    """Output number k may be written into operand number k; its kernel takes `out=`, a tuple of arrays and Nones."""
+    """Output number k may be written into operand number k. The kernel takes `out=`, a tuple of arrays and Nones."""
 
     @property
     def communicates(self) -> bool:
-        """True when devices exchange data or wait for each other."""
+        """True if devices exchange data or wait for each other."""
         return self.kind in ("collective", "effect")
 
     def __post_init__(self) -> None:
         _PRIMITIVES[self.name] = self
 
     def __reduce__(self) -> Any:
-        return primitive_named, (self.name,)  # passes compare identities: a copy, in a process too, is the same object
+        return primitive_named, (self.name,)  # passes compare identities: a copy, also in another process, is the same object
 
     def __repr__(self) -> str:
         return self.name
@@ -115,18 +115,18 @@ _PRIMITIVES: dict[str, Primitive] = {}
 
 
 def primitive_named(name: str) -> Primitive:
-    """The primitive that a program's text calls `name`."""
+    """Return the primitive that a program's text calls `name`."""
     return _PRIMITIVES[name]
 
 
 def find_primitive(name: str) -> Primitive | None:
-    """The primitive of this name, if there is one."""
+    """Return the primitive of this name, if there is one."""
     return _PRIMITIVES.get(name)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Equation:
-    """`outputs = primitive[params] inputs`, and the user's line it came from."""
+    """`outputs = primitive[params] inputs`, and the user's line of it."""
 
     primitive: Primitive
     inputs: tuple[Atom, ...]
@@ -134,15 +134,15 @@ class Equation:
     params: Mapping[str, Any]
     source: Source | None
     bucket: int = 0
-    """The number of the bucket of gradients that it reduces (`grad_hook`), 0 for others: passes leave it where it is."""
+    """The number of the bucket of gradients that it reduces (`grad_hook`), else 0. Passes leave it in its place."""
 
     def replace(self, **changes: Any) -> Equation:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         fields = {name: getattr(self, name) for name in ("primitive", "inputs", "outputs", "params", "source", "bucket")}
         return Equation(**{**fields, **changes})
 
     def axes(self) -> tuple[str, ...]:
-        """The mesh axes this equation works over (empty for plain compute)."""
+        """The mesh axes of this equation (empty for plain compute)."""
         return self.params.get("axes", ())
 
     @property
@@ -154,7 +154,7 @@ class Equation:
         return found or {f"branch {i}": branch for i, branch in enumerate(self.params["branches"])}
 
     def with_bodies(self, rewrite: Callable[[Program], Program]) -> Equation:
-        """The equation with its programs rewritten."""
+        """Return the equation with its programs rewritten."""
         if self.primitive.kind != "control":
             return self
         params = {name: rewrite(value) if isinstance(value, Program) else value for name, value in self.params.items()}
@@ -164,26 +164,26 @@ class Equation:
 
     @property
     def communicates(self) -> bool:
-        """True when devices exchange data or wait for each other, also within control flow."""
+        """True if devices exchange data or wait for each other, also within control flow."""
         return self.primitive.communicates or any(e.communicates for body in self.bodies.values() for e in body.equations)
 
     @property
     def has_effects(self) -> bool:
-        """True when it does something besides computing results: it is kept, and never merged with another one."""
+        """True if it does more than compute results. It is kept, and never merged with another equation."""
         return self.primitive.kind in ("effect", "debug") or any(
             e.has_effects for body in self.bodies.values() for e in body.equations
         )
 
     @property
     def reports(self) -> bool:
-        """True when it shows values, also in a program of its parameters: such equations keep their order."""
+        """True if it shows values, also in a program of its parameters. Such equations keep their order."""
         if self.primitive.kind not in ("control", "higher"):
             return self.primitive.kind == "debug"
         programs = [*self.bodies.values()] or [v for v in self.params.values() if isinstance(v, Program)]
         return any(e.reports for program in programs for e in program.equations)
 
     def without_reports(self) -> Equation:
-        """The equation whose programs show nothing."""
+        """Return the equation with programs that show nothing."""
         if not self.reports:
             return self
         if self.primitive.kind == "control":
@@ -193,7 +193,7 @@ class Equation:
 
     @property
     def times(self) -> int | None:
-        """The number of times that its programs run; None where it depends on values."""
+        """The number of times that its programs run; None if that depends on values."""
         return self.params["length"] if self.primitive.name == "scan" else 1 if self.primitive.name == "cond" else None
 
 
@@ -209,14 +209,14 @@ class Program:
     label: str = field(default="program")
 
     def replace(self, **changes: Any) -> Program:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         names = ("axis_sizes", "constants", "inputs", "equations", "outputs", "label")
         return Program(**{**{name: getattr(self, name) for name in names}, **changes})
 
     def check(self, derived: set[Equation] | None = None) -> Program:
-        """Re-derive every type and check single assignment; returns self, raises FunccollError.
+        """Derive every type again and check single assignment. Return self, or raise FunccollError.
 
-        The types of the equations in `derived` are not derived again; those of the others are, and they are added to it.
+        Equations in `derived` are skipped. The others are added to it.
         """
         derived = set() if derived is None else derived
         known: set[Var] = {var for var, _ in self.constants}
@@ -246,7 +246,7 @@ class Program:
         return self
 
     def without_reports(self) -> Program:
-        """The program without the equations that show values, at all depths, and without what these alone need."""
+        """Return the program without the equations that show values, at all depths, and without the operands of these alone."""
         if not any(eqn.reports for eqn in self.equations):
             return self
         shown: set[Var] = set()
@@ -272,14 +272,14 @@ class Program:
         return variable_names(self)
 
     def text(self, sources: bool = True) -> str:
-        """The program like a jaxpr; `sources=False` gives the canonical text that is fingerprinted."""
+        """Return the program as text, like a jaxpr. `sources=False` gives the canonical text for fingerprints."""
         from .program_text import program_text
 
         return program_text(self, sources)
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of the canonical text and the bytes of the captured constants: no ids, no file:line, and no reports."""
+        """Return the sha256 of the canonical text and of the captured constants' bytes: no ids, no file:line, no reports."""
         program = self.without_reports()
         digest = hashlib.sha256(program.text(sources=False).encode())
         for _, value in program.constants:
@@ -287,13 +287,13 @@ class Program:
         return digest.hexdigest()
 
     def collectives(self) -> list[Equation]:
-        """The equations that communicate, in program order, those of control flow included."""
+        """Return the equations that communicate, in program order, with those of control flow."""
         return [eqn for eqn, _ in self.executed() if eqn.primitive.communicates]
 
     def executed(self, times: int | None = 1) -> Iterator[tuple[Equation, int | None]]:
-        """The equations at all depths of control flow, and how often each runs, None where that depends on values.
+        """Yield the equations at all depths of control flow, with the number of times that each runs (None if values decide).
 
-        Of branches each counts as if it were taken.
+        Each branch counts as if it were taken.
         """
         for eqn in self.equations:
             yield eqn, times
@@ -334,7 +334,7 @@ def _check_same(derived: ArrayType, stated: ArrayType, where: str, source: Sourc
 def infer(
     primitive: Primitive, types: Sequence[ArrayType], params: Mapping[str, Any], atoms: Sequence[Atom]
 ) -> Sequence[ArrayType]:
-    """Output types of an equation. Compute needs one `varying` for all operands that are not literals."""
+    """Return the output types of an equation. Compute needs one `varying` for all operands that are not literals."""
     if primitive.kind != "compute":
         return primitive.infer(*types, **params)
     varying: frozenset[str] | None = None

@@ -16,7 +16,7 @@ Params = ParamSpec("Params")
 R = TypeVar("R")
 
 _WORDS: dict[str, dict[str, str]] = {
-    # a keyword of JAX, torch, MPI or optax: for a function with one of these parameters, what it is here
+    # a keyword of JAX, torch, MPI or optax -> for a function with one of these parameters, its equivalent here
     "all_gather_dimension": {"dim": "dim"},
     "async_op": {"axis": "nothing: calls are synchronous, and adjacent collectives are one"},
     "attn_mask": {"mask": "mask"},
@@ -51,14 +51,14 @@ _WORDS: dict[str, dict[str, str]] = {
 def explains_keywords(
     name: str = "", *, example: str = "", extends: Callable[..., Any] | None = None
 ) -> Callable[[Callable[Params, R]], Callable[Params, R]]:
-    """Decorator: a call whose arguments do not fit says what they are here, and no error shows a frame of funccoll.
+    """Decorate a public function. If a call's arguments do not fit, the error explains them and shows no frame of funccoll.
 
-    A call that fits costs no look at its arguments: Python's own TypeError is explained.
+    A call that fits costs no check of its arguments: the decorator explains Python's own TypeError.
 
     Args:
-        name: the function's, as users write it; without one `fc.` and its own.
-        example: a call, for a function whose arguments are written in another way elsewhere.
-        extends: the function to which it passes the keywords that are not its own; they are looked at first.
+        name: The function's name, as users write it. By default `fc.` and its own.
+        example: A call, for a function that other libraries call with other kinds of arguments.
+        extends: The function to which it passes other keywords. That function's keywords are checked first.
     """
 
     def decorate(fn: Callable[Params, R]) -> Callable[Params, R]:
@@ -87,7 +87,7 @@ def explains_keywords(
 
 
 def renamed(**names: str) -> Callable[[Callable[Params, R]], Callable[Params, R]]:
-    """Decorator: keywords that had another name keep it as an alias, as in `renamed(each="ranks_per_host")`."""
+    """Decorate a function whose keywords have old names, such as `renamed(each="ranks_per_host")`. These stay aliases."""
 
     def decorate(fn: Callable[Params, R]) -> Callable[Params, R]:
         @functools.wraps(fn)
@@ -104,7 +104,7 @@ def renamed(**names: str) -> Callable[[Callable[Params, R]], Callable[Params, R]
 def _explained(
     shown: str, fn: Callable[..., Any], extends: Callable[..., Any] | None, example: str, args: Any, kwargs: dict[str, Any]
 ) -> UnsupportedError | None:
-    """The error about a keyword that a function does not have, or about another call than its example; else None."""
+    """Make the error for a keyword that a function lacks, or for a call unlike its example; else return None."""
     write = f" Write {example}." if example else ""
     signatures = [inspect.signature(f) for f in (fn, extends) if f is not None]
     found = [p for s in signatures for p in s.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]

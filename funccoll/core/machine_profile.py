@@ -1,13 +1,13 @@
-"""The machine profile: what `funccoll tune` has measured on this host, and the cost model's parameters fitted to it.
+"""The machine profile: measurements by `funccoll tune` on this host, and the cost model's parameters fitted to them.
 
-A JSON file in the user's cache directory, one for each host name, which only this user may write. It is read once, when the
-first cost on one host is asked for, and in a job only by rank 0: the others get its content when they join, so that all ranks
-choose alike. FUNCCOLL_MACHINE_PROFILE names another file, or "none".
+It is a JSON file in the user's cache directory, one for each host name, and only this user may write it. A process reads it
+once, for the first cost on one host. In a job only rank 0 reads it. The other ranks receive its content when they join, so
+all ranks choose alike. FUNCCOLL_MACHINE_PROFILE names another file, or "none".
 
-Measured times choose between schedules that give the same bits, unless FUNCCOLL_TUNED_BITS=1 (on all ranks): then they choose
-the order as well in which a reduction over several hosts combines.
+Measured times choose between schedules that give the same bits. With FUNCCOLL_TUNED_BITS=1 (on all ranks) they also choose
+the order in which a reduction over several hosts combines.
 
-A profile that is damaged, or was measured on another host, processor or version, is ignored with a warning.
+A profile that is damaged, or comes from another host, processor or version, is ignored with a warning.
 """
 
 from __future__ import annotations
@@ -52,37 +52,37 @@ __all__ = [
 
 FORMAT = 2
 MOST_BYTES = 64 * 1024
-"""Bytes of a profile, at most: it travels in one message to the ranks of a job."""
+"""The most bytes of a profile. It goes to the ranks of a job in one message."""
 
 
 @dataclass(frozen=True)
 class HostParameters:
-    """The cost model's parameters for `ranks` processes on one host: see `schedules.Topology.measured_host`."""
+    """The cost model's parameters for `ranks` processes on one host (`schedules.Topology.measured_host`)."""
 
     ranks: int
     start: float
-    """Seconds of every collective, in which ranks meet."""
+    """Seconds of every collective, for the ranks to meet."""
     alpha: float
-    """Seconds of a round in which a rank reads what another has written."""
+    """Seconds of a round, for a rank to read data of another one."""
     beta: float
-    """Seconds per byte read or written, of data that fits into the smallest cache."""
+    """Seconds per byte read or written, of data in the smallest cache."""
     gamma: float
     """Seconds per byte reduced, of such data."""
     caches: tuple[tuple[float, float], ...]
-    """(bytes of one rank's data that it holds, how much longer a byte outside of it takes, in units of beta) of each cache."""
+    """For each cache: (bytes of one rank's data that it holds, how much longer a byte outside takes, in units of beta)."""
 
 
 TYPICAL = HostParameters(2, 0.0, 0.2e-6, 1 / 10e9, 1 / 10e9, ())
-"""Parameters of a host that was not measured."""
+"""Parameters of a host without measurements."""
 
 
 @dataclass(frozen=True)
 class NetworkParameters:
-    """The cost model's parameters for messages between hosts: see `schedules.Topology.measured_hosts`."""
+    """The cost model's parameters for messages between hosts (`schedules.Topology.measured_hosts`)."""
 
     hosts: int
     ranks_per_host: int
-    """Ranks on the host that has most."""
+    """Ranks on the host with the most ranks."""
     start: float
     """Seconds of every collective over several hosts."""
     alpha: float
@@ -93,21 +93,21 @@ class NetworkParameters:
 
 @dataclass(frozen=True)
 class DirectReads:
-    """The least bytes of a read for which peers read private arguments directly (`transports.plans.staging`). 0 means never."""
+    """The smallest direct reads of private arguments by peers (`transports.plans.staging`), in bytes. 0 means never."""
 
     copied: int
-    """Where data is only copied."""
+    """If data is only copied."""
     combined: int
-    """Where it is combined."""
+    """If data is combined."""
 
 
 DIRECT_READS = DirectReads(copied=256 << 10, combined=0)
-"""Those of a host that was not measured: where cores are near each other, nothing is gained where data is combined."""
+"""For a host without measurements. If cores are near each other, direct reads gain nothing for data that is combined."""
 
 
 @dataclass(frozen=True)
 class MeasuredTimes:
-    """Measured times of one algorithm on one number of ranks, by size. Columns in the order of the sizes."""
+    """Measured times of one algorithm on one number of ranks. Columns are in the order of the sizes."""
 
     kind: str
     ranks: int
@@ -124,7 +124,7 @@ class MeasuredTimes:
     """The host of each rank, () for one host."""
 
     def at(self, nbytes: float) -> float | None:
-        """Seconds for a size: interpolated between measured sizes, linearly in the logarithms; None outside of them."""
+        """Return seconds for a size, interpolated linearly in the logarithms. Return None outside the measured sizes."""
         i = bisect_left(self.nbytes, nbytes)
         if i == len(self.nbytes):
             return None
@@ -139,28 +139,28 @@ class MeasuredTimes:
 
 @dataclass(frozen=True)
 class MachineProfile:
-    """Measurements of one host with the parameters fitted to them. `load` says how busy the host was."""
+    """Measurements of one host with the parameters fitted to them. `load` is how busy the host was."""
 
     host: Mapping[str, Any]
     date: str
     load: Mapping[str, float]
     parameters: tuple[HostParameters, ...]
-    """By ascending number of ranks; none where only a job with one process on each host was measured."""
+    """By ascending number of ranks. Empty if only a job with one process on each host was measured."""
     measured: tuple[MeasuredTimes, ...]
     version: str = field(default=__version__)
     network: tuple[NetworkParameters, ...] = ()
-    """One for each number of hosts, and of ranks on the host with most, that was measured; none on one host."""
+    """One for each measured pair: the number of hosts, the ranks on the host with the most. Empty for one host."""
     direct_reads: DirectReads = DIRECT_READS
 
     def parameters_for(self, ranks: int) -> HostParameters:
-        """The parameters for a number of ranks: of the smallest measured number that is not below it, else of the largest.
+        """Return the parameters for a number of ranks: those of the next larger measured number, or else of the largest.
 
-        Those of a typical host where none was measured.
+        Without measurements they are those of a typical host.
         """
         return next((p for p in self.parameters if p.ranks >= ranks), (TYPICAL, *self.parameters)[-1])
 
     def network_for(self, hosts: tuple[int, ...]) -> NetworkParameters | None:
-        """The parameters of the network for ranks on these hosts: of the nearest numbers of hosts and of ranks on one."""
+        """Return the network's parameters for ranks on these hosts, from the nearest numbers of hosts and of ranks on one."""
         count, ranks_per_host = 1 + max(hosts), max(map(hosts.count, set(hosts)))
 
         def distance(found: NetworkParameters) -> float:
@@ -171,12 +171,12 @@ class MachineProfile:
     def measured_seconds(
         self, kind: str, ranks: int, algorithm: str, nbytes: float, hosts: tuple[int, ...] = ()
     ) -> float | None:
-        """The measured time of a collective (of float32), None where none is near."""
+        """Return the measured time of a collective (of float32), or None if none is near."""
         wanted = (kind, ranks, algorithm, hosts)
         return next((m.at(nbytes) for m in self.measured if (m.kind, m.ranks, m.algorithm, m.hosts) == wanted), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, which `from_json` reads."""
+        """Return plain values for `from_json`."""
         return {
             "format": FORMAT,
             "funccoll": self.version,
@@ -203,7 +203,7 @@ class MachineProfile:
 
     @classmethod
     def from_json(cls, found: Any) -> MachineProfile:
-        """Read plain values. Raises ValueError with the reason when they are not a profile of this version."""
+        """Read plain values. Raise ValueError with the reason if they are not a profile of this version."""
         found = _mapping(found, "it")
         if found.get("format") != FORMAT or found.get("funccoll") != __version__:
             made = f"funccoll {found.get('funccoll')!s:.20} (format {found.get('format')!s:.20})"
@@ -312,9 +312,9 @@ def _measured(value: Any) -> MeasuredTimes:
 
 
 def default_path() -> Path | None:
-    """The profile's file for this host in the user's cache directory; None for a user without a home.
+    """Return the profile's file for this host in the user's cache directory; None for a user without a home.
 
-    Hosts that share a home directory have files of their own.
+    Hosts that share a home directory have separate files.
     """
     folder = private_files.user_cache()
     name = hashlib.sha256(os.uname().nodename.encode(errors="surrogateescape")).hexdigest()[:16]
@@ -324,7 +324,7 @@ def default_path() -> Path | None:
 def load(path: Path) -> MachineProfile:
     """Read a profile of this host.
 
-    Raises FileNotFoundError without one, ValueError with the reason when it must not be used.
+    Raise FileNotFoundError if there is none, and ValueError with the reason if it must not be used.
     """
     content = b""
     try:
@@ -353,9 +353,9 @@ def load(path: Path) -> MachineProfile:
 
 
 def save(profile: MachineProfile, path: Path) -> None:
-    """Write a profile, so that other processes see the old one or the new one.
+    """Write a profile. Other processes see the old one or the new one.
 
-    Raises ValueError with the reason when that is not possible.
+    Raise ValueError with the reason if that is impossible.
     """
     text = (json.dumps(profile.to_json(), ensure_ascii=False) + "\n").encode()
     check_place(path)
@@ -368,7 +368,7 @@ def save(profile: MachineProfile, path: Path) -> None:
 
 
 def check_place(path: Path) -> None:
-    """Raise ValueError, with the reason, where no profile can be written; the folder in the user's cache directory is made."""
+    """Raise ValueError with the reason if no profile can be written there. Make the folder in the user's cache directory."""
     try:
         why = private_files.make_folder(path.parent) if path == default_path() else ""
     except OSError as error:
@@ -385,7 +385,7 @@ def check_place(path: Path) -> None:
 
 
 class _InUse:
-    """The profile of this process: of the job that it has joined, else what the environment and the file say."""
+    """The profile of this process: of its job, or else from the environment and the file."""
 
     def __init__(self) -> None:
         self.adopted = False
@@ -396,19 +396,19 @@ _IN_USE = _InUse()
 
 
 def current() -> MachineProfile | None:
-    """The profile that costs are computed with; None for the presets."""
+    """Return the profile for costs; None for the presets."""
     if _IN_USE.adopted:
         return _IN_USE.of_job
     return _own(MACHINE_PROFILE.read())
 
 
 def may_change_bits() -> bool:
-    """True when the user lets the profile choose in which order reductions over several hosts combine."""
+    """True if the user lets the profile choose the order in which reductions over several hosts combine."""
     return TUNED_BITS.read() == "1"
 
 
 def adopt(profile: Mapping[str, Any] | None) -> None:
-    """Use the profile of a job that this process joins, until `release`: rank 0's, in plain values, or None."""
+    """Use the profile of a job that this process joins (rank 0's, in plain values, or None) until `release`."""
     _IN_USE.adopted, _IN_USE.of_job = True, None if profile is None else MachineProfile.from_json(profile)
 
 
@@ -417,7 +417,7 @@ def release() -> None:
     _IN_USE.adopted, _IN_USE.of_job = False, None
 
 
-@functools.lru_cache(maxsize=4)  # read once, and warned of once
+@functools.lru_cache(maxsize=4)  # one read, one warning
 def _own(named: str) -> MachineProfile | None:
     if named == "none":
         return None

@@ -1,4 +1,4 @@
-"""Meshes and shardings: plain values, no hardware and no job needed."""
+"""Meshes and shardings: plain values that need no hardware and no job."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 
 def _device_ids(devices: Sequence[int] | None) -> Sequence[int] | None:
-    """Ids as a range where they are consecutive, else as a tuple: a mesh of a million devices stays small."""
+    """Return ids as a range if they are consecutive, else as a tuple. So a mesh of a million devices stays small."""
     if devices is None or (isinstance(devices, range) and devices.step == 1):
         return devices
     given: tuple[Any, ...] = tuple(devices) if isinstance(devices, Iterable) else (None,)
@@ -44,7 +44,7 @@ def _device_ids(devices: Sequence[int] | None) -> Sequence[int] | None:
 
 
 def number_hosts(names: Iterable[Hashable]) -> tuple[int, ...]:
-    """The host of each device as a number, in the order of first appearance; () when all are on one host."""
+    """Return the host of each device as a number, in the order of first appearance; () if all are on one host."""
     numbers: dict[Hashable, int] = {}
     hosts = tuple([numbers.setdefault(name, len(numbers)) for name in names])
     return hosts if len(numbers) > 1 else ()
@@ -53,7 +53,7 @@ def number_hosts(names: Iterable[Hashable]) -> tuple[int, ...]:
 def check_hosts(
     hosts: Any, size: int, members: str = "devices", error: Callable[[str], Exception] = MeshError
 ) -> tuple[int, ...]:
-    """Numbers of the hosts of `size` devices (or ranks), from a number of equal hosts, or the host of each."""
+    """Return the hosts of `size` devices (or ranks), given a number of equal hosts or the host of each."""
     if isinstance(hosts, (int, np.integer)) and not isinstance(hosts, bool):
         if hosts < 1 or size % hosts:
             raise error(
@@ -76,8 +76,8 @@ def check_hosts(
 class ReplicaGroups:
     """Devices that communicate in a collective (XLA's replica groups): every group of a mesh, in the order of its ranks.
 
-    axes: the mesh axes along which they are, for messages. ranks: the positions of each group's devices in the mesh. Groups
-    have one size, and a device is in one of them.
+    `axes` are the mesh axes along which they are, for messages. `ranks` are the positions of each group's devices in the
+    mesh. All groups have one size, and a device is in one of them.
     """
 
     axes: tuple[str, ...]
@@ -94,7 +94,7 @@ class ReplicaGroups:
         return len(self.ranks[0])
 
     def of(self, device: int | None) -> tuple[int, ...]:
-        """The group in which a device is. Raises MeshError where it is in none."""
+        """Return the group of a device. Raise MeshError if it is in none."""
         found = next((ranks for ranks in self.ranks if device in ranks), None)
         if found is None:
             raise MeshError(
@@ -167,14 +167,14 @@ class Mesh:
             if not isinstance(self.devices, range) and len(set(self.devices)) != self.size:
                 raise MeshError(f"devices {list(self.devices)} name a device twice.")
         self.process = process
-        """The position of the one device that this process plays; None when it plays all."""
+        """The position of the one device that this process plays; None if it plays all."""
         self.transport = transport
         self.device_type = device_type
         self.hosts: tuple[int, ...] = check_hosts(hosts, self.size)
         self.made_alone: str | None = None
-        """Where `make_mesh` has made it for a single process, in words (" at train.py:3"); None for other meshes."""
+        """The place (" at train.py:3") at which `make_mesh` made it for a single process; None for other meshes."""
         self.on_devices: dict[str, Mesh] = {}
-        """The same mesh by device type, once it has been asked for (`on_device` of `job/job_context.py`): itself, too."""
+        """The same mesh by device type, itself included, once something asked for it (`on_device` of `job/job_context.py`)."""
         self.programs: dict[str, Any] = {}
         """Compiled programs that a library keeps for this mesh alone, under the library's name."""
         self._hash = hash(self._key())
@@ -185,7 +185,7 @@ class Mesh:
 
     @property
     def is_abstract(self) -> bool:
-        """True when there are no devices to run on."""
+        """True if there are no devices to run on."""
         return self.devices is None
 
     @property
@@ -195,16 +195,16 @@ class Mesh:
 
     @property
     def is_fully_addressable(self) -> bool:
-        """True when this process plays all devices: none of a value's blocks is elsewhere."""
+        """True if this process plays all devices, so that no block of a value is elsewhere."""
         return self.process is None
 
     @property
     def abstract(self) -> Mesh:
-        """The same names, sizes and hosts without devices."""
+        """Return the same names, sizes and hosts without devices."""
         return Mesh(self.shape, hosts=self.hosts)
 
     def check_axes(self, axes: str | Iterable[str], what: str = "axis") -> tuple[str, ...]:
-        """`axes` as a tuple; raises MeshError for an unknown name or a repeated one."""
+        """Return `axes` as a tuple. Raise MeshError for an unknown name or a repeated one."""
         if not isinstance(axes, Iterable):
             raise MeshError(f"{what} {axes!r}: a mesh axis is given by its name, one of {list(self.axis_names)}.")
         names = normalize_axes(axes)
@@ -219,17 +219,17 @@ class Mesh:
         return names
 
     def axis_size(self, axes: str | Iterable[str]) -> int:
-        """The product of the sizes of `axes`."""
+        """Return the product of the sizes of `axes`."""
         return math.prod(self.shape[a] for a in self.check_axes(axes))
 
     def coordinates(self, device: int) -> dict[str, int]:
-        """Axis name -> index of `device` along it; `device` is a position, 0 to size - 1."""
+        """Return axis name -> index of `device` along it. `device` is a position, 0 to size - 1."""
         if isinstance(device, bool) or not isinstance(device, (int, np.integer)) or not 0 <= device < self.size:
             raise MeshError(f"device {device!r} is not in a mesh of {self.size} devices, numbered from 0.")
         return dict(zip(self.axis_names, map(int, np.unravel_index(device, self.sizes or (1,))), strict=False))
 
     def position(self, coordinates: Mapping[str, int]) -> int:
-        """The position of the device at `coordinates` (missing axes count as 0)."""
+        """Return the position of the device at `coordinates` (missing axes count as 0)."""
         self.check_axes(coordinates)
         index = 0
         for name, size in self.shape.items():
@@ -240,10 +240,10 @@ class Mesh:
         return index
 
     def groups(self, axes: str | Iterable[str]) -> list[list[int]]:
-        """The sets of device positions that communicate in a collective over `axes`.
+        """Return the sets of device positions that communicate in a collective over `axes`.
 
-        Within a group devices are ordered by their index along `axes`, the first axis outermost; groups
-        are ordered by the coordinates along the remaining axes.
+        Devices in a group are ordered by their index along `axes`, the first axis outermost. Groups are ordered by the
+        coordinates along the other axes.
         """
         names = self.check_axes(axes)
         order = [self.axis_names.index(a) for a in (*(a for a in self.axis_names if a not in names), *names)]
@@ -251,15 +251,15 @@ class Mesh:
         return positions.reshape(-1, self.axis_size(names)).tolist()
 
     def replica_groups(self, axes: str | Iterable[str]) -> ReplicaGroups:
-        """The groups of devices that communicate in a collective over `axes`."""
+        """Return the groups of devices that communicate in a collective over `axes`."""
         return ReplicaGroups(self.check_axes(axes), tuple(map(tuple, self.groups(axes))))
 
     def hosts_along(self, groups: str | Iterable[str] | ReplicaGroups) -> tuple[int, ...]:
-        """The host of each rank of a collective over these axes or groups; () when every group is on one host.
+        """Return the host of each rank of a collective over these axes or groups; () if every group is on one host.
 
-        All groups of a collective run one schedule, so that all have the same bits. Groups may lie on hosts in different ways:
-        two ranks count as neighbours where they share a host in every group, and as apart where one group has them on two.
-        So a group may run a schedule for more hosts than it has, never one that reads memory it cannot reach.
+        All groups of a collective run one schedule, so all have the same bits. But groups may lie on hosts in different ways.
+        Two ranks count as neighbours if they share a host in every group, and as apart if they are on two hosts in one group.
+        So a group may run a schedule for more hosts than it has, but never one that reads memory it cannot reach.
         """
         if not self.hosts:
             return ()
@@ -267,13 +267,13 @@ class Mesh:
         return number_hosts(map(tuple, np.array(self.hosts)[np.array(ranks)].T.tolist()))
 
     def walk(self, axes: Iterable[str]) -> list[dict[str, int]]:
-        """All coordinates along `axes`, the first axis outermost."""
+        """Return all coordinates along `axes`, the first axis outermost."""
         names = tuple(axes)
         ranges = [range(self.shape[a]) for a in names]
         return [dict(zip(names, point, strict=True)) for point in itertools.product(*ranges)]
 
     def __getitem__(self, axes: str | tuple[str, ...]) -> Mesh:
-        """The sub-mesh of `axes` (in that order) through the first device."""
+        """Return the sub-mesh of `axes` (in that order) through the first device."""
         names = self.check_axes(axes)
         devices = None
         if not self.is_fully_addressable:
@@ -429,7 +429,7 @@ class Sharding:
         return tuple(n * (self.mesh.axis_size(self.dim_axes(d)) if self.dim_axes(d) else 1) for d, n in enumerate(shape))
 
     def index(self, shape: Sequence[int], coordinates: Mapping[str, int]) -> tuple[slice, ...]:
-        """The part of a global array of `shape` that the device at `coordinates` holds (missing axes count as 0)."""
+        """Return the part of a global array of `shape` that the device at `coordinates` holds (missing axes count as 0)."""
         local = self.shard_shape(shape)
         out = []
         for dim, extent in enumerate(local):
@@ -451,10 +451,10 @@ class Sharding:
 
 @lru_cache(maxsize=4096)
 def copy_coordinates(mesh: Mesh, varying: frozenset[str]) -> tuple[dict[str, int], ...]:
-    """Coordinates of the distinct copies of a value that varies over `varying`, in the order of the mesh's axes.
+    """Return the coordinates of the distinct copies of a value that varies over `varying`, in the order of the mesh's axes.
 
-    A process that plays all devices holds one copy for all devices along an axis over which the value does not
-    vary. A process that plays one device holds one copy: its own.
+    A process that plays all devices holds one copy for all devices along an axis over which the value does not vary. A
+    process that plays one device holds its own copy.
     """
     if mesh.is_fully_addressable:
         return tuple(mesh.walk(a for a in mesh.axis_names if a in varying))
@@ -463,6 +463,6 @@ def copy_coordinates(mesh: Mesh, varying: frozenset[str]) -> tuple[dict[str, int
 
 
 def copies_of_devices(mesh: Mesh, varying: frozenset[str]) -> list[int]:
-    """By device of a mesh, which one process plays, the number of the copy that it has of a value: see `copy_coordinates`."""
+    """Return, for each device of a mesh that one process plays, the number of its copy of a value (`copy_coordinates`)."""
     sizes = [size if axis in varying else 1 for axis, size in mesh.shape.items()]
     return np.broadcast_to(np.arange(math.prod(sizes)).reshape(sizes), mesh.sizes).ravel().tolist()

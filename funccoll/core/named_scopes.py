@@ -1,4 +1,4 @@
-"""Named scopes: names for parts of a function that is traced, which its texts, drawings and profiles show."""
+"""Named scopes: names for parts of a traced function, which texts, drawings and profiles show."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class named_scope(ContextDecorator):
 
 
 class outside_scopes:
-    """Context manager: what is traced inside does not depend on the named scopes around it."""
+    """Context manager: nothing traced inside depends on the named scopes around it."""
 
     __slots__ = ("token",)
 

@@ -1,4 +1,4 @@
-"""Partition specs, and the names of mesh axes that they and collectives take."""
+"""Partition specs, and names of mesh axes as arguments of specs and collectives."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["P", "axes_in_words", "normalize_axes"]
 
 
 def axes_in_words(axes: Iterable[str]) -> str:
-    """Mesh axes in a message: `axis 'data'`, `axes 'data', 'model'`."""
+    """Return mesh axes as words of a message: `axis 'data'`, `axes 'data', 'model'`."""
     names = list(axes)
     return f"{'axis' if len(names) == 1 else 'axes'} {', '.join(map(repr, names))}"
 
 
 def normalize_axes(axes: str | Iterable[str]) -> tuple[str, ...]:
-    """One axis name, or several, as a tuple."""
+    """Return one axis name, or several, as a tuple."""
     return (axes,) if isinstance(axes, str) else tuple(axes)
 
 
@@ -48,7 +48,7 @@ class P(tuple):
     __slots__ = ()
 
     def __new__(cls, *entries: str | Sequence[str] | None) -> P:
-        """Check and normalise the entries: a tuple of one axis is that axis."""
+        """Check and normalise the entries. A tuple of one axis becomes that axis."""
         cleaned: list[str | tuple[str, ...] | None] = []
         seen: set[str] = set()
         for dim, entry in enumerate(entries):

@@ -1,7 +1,7 @@
-"""Files that decide what later processes do, and which therefore only this user may write: compiled kernels, measurements.
+"""Private files, which only this user may write because they decide what later processes do: compiled kernels, measurements.
 
-Folder and file must belong to this user (or root), and others may not write them, as ssh demands of its files.
-Imports the standard library only.
+Folder and file belong to this user (or root), and others may not write them. ssh demands the same of its files. This module
+imports the standard library only.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["make_folder", "objection", "read", "replace", "user_cache"]
 
 
 def user_cache() -> Path | None:
-    """The package's folder in the user's cache directory (XDG_CACHE_HOME, ~/.cache); None for a user without a home."""
+    """Return the package's folder in the user's cache directory (XDG_CACHE_HOME, ~/.cache); None for a user without a home."""
     with suppress(RuntimeError):  # no HOME, and a user that the system does not know
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "funccoll"
     return None
 
 
 def objection(path: Path, found: os.stat_result, kind: Callable[[int], bool]) -> str:
-    """The reason why a file or folder cannot be trusted, "" when there is none; `kind` is stat.S_ISREG or stat.S_ISDIR."""
+    """Say why a file or folder cannot be trusted, or return "". `kind` is stat.S_ISREG or stat.S_ISDIR."""
     if not kind(found.st_mode):
         return f"{path} is not a {'folder' if kind is stat.S_ISDIR else 'file'}"
     if found.st_uid not in (0, os.geteuid()):
@@ -36,21 +36,21 @@ def objection(path: Path, found: os.stat_result, kind: Callable[[int], bool]) ->
 
 
 def make_folder(folder: Path) -> str:
-    """Make a folder that only this user can enter, if there is none; the reason why it cannot be trusted, "" when it can.
+    """Make a folder that only this user can enter, if there is none. Say why it cannot be trusted, or return "".
 
-    Raises OSError when it cannot be made.
+    Raise OSError if it cannot be made.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-        folder.chmod(0o700)  # whatever the umask
+        folder.chmod(0o700)  # with any umask
     return objection(folder, os.stat(folder), stat.S_ISDIR)
 
 
 def read(path: Path, most: int | None = None) -> tuple[bytes, str]:
-    """(the content of a file, "") or (b"", the reason why it cannot be trusted); `most`: bytes that it may have.
+    """Return (the content of a file, "") or (b"", the reason why it cannot be trusted). `most` limits its bytes.
 
-    Raises OSError when it cannot be read; a symbolic link is not followed, and a pipe is not waited for.
+    Raise OSError if it cannot be read. A symbolic link is not followed, and a pipe does not block.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -68,9 +68,9 @@ def read(path: Path, most: int | None = None) -> tuple[bytes, str]:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Write a file that other processes see whole, or not at all, and that only this user can read and write.
+    """Write a file that only this user can read and write. Other processes see all of it or nothing.
 
-    Raises OSError when it cannot be written; the file is then what it was.
+    Raise OSError if it cannot be written. The old file then stays.
     """
     descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=".funccoll-")
     try:

@@ -1,4 +1,4 @@
-"""The first difference of two processes' programs, for errors: each describes its equations in rows, which the other reads."""
+"""The first difference of two processes' programs, for errors. Each describes its equations in rows, and reads the other's."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class ProgramRow(NamedTuple):
     """An equation, or the inputs or outputs of a program, as text without names of variables."""
 
     hash: str
-    """Equal for equal rows: of the operation, of what it reads, and of the values that it has captured."""
+    """Equal for equal rows. It covers the operation, its operands, and its captured values."""
     form: str
-    """The same, of all but literals and captured values."""
+    """The same without literals and captured values."""
     shown: str
     line: str
 
     def told(self, other: ProgramRow) -> tuple[str, str]:
-        """Both rows in words, of programs of which they are the first that differ."""
+        """Return both rows in words. They are the first at which two programs differ."""
         mine, theirs = self._words(), other._words()
         return (f"{mine}, of which a captured value is another", theirs) if mine == theirs else (mine, theirs)
 
@@ -37,7 +37,7 @@ class ProgramRow(NamedTuple):
 
 
 def program_rows(program: Program) -> list[ProgramRow]:
-    """The rows of a program and of those inside it, in order. Reads all captured constants; reports do not count."""
+    """Return the rows of a program and of its inner ones, in order. This reads all captured constants; reports do not count."""
     return [*_rows(program.without_reports(), "")]
 
 
@@ -68,7 +68,7 @@ def _equation_row(eqn: Equation, places: dict[Atom, str], values: dict[Var, str]
 
 
 def _operands(atoms: tuple[Atom, ...], places: dict[Atom, str], values: dict[Var, str]) -> tuple[str, str]:
-    """Operands in two texts: where each was made, and the values of those that are known."""
+    """Return operands as two texts: where each was made, and the known values."""
     known = [repr(a) if isinstance(a, Literal) else values.get(a, "") for a in atoms]
     return " ".join(f"{places.get(a, 'value')}:{a.type}" for a in atoms), " ".join(known)
 

@@ -1,4 +1,4 @@
-"""The text of a program, like a jaxpr: for people, and as what is fingerprinted."""
+"""The text of a program, like a jaxpr, for people and for fingerprints."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ __all__ = ["parameter_texts", "program_text", "variable_names"]
 
 
 def program_text(program: Program, sources: bool = True) -> str:
-    """The program with one equation in a line, and behind it the user's line unless `sources` is False."""
+    """Return the program with one equation in a line. The user's line follows it, unless `sources` is False."""
     mesh = ", ".join(f"{n}={s}" for n, s in program.axis_sizes.items())
     return "\n".join(_lines(program, f"{{ mesh({mesh}) lambda ", sources))
 
 
 def parameter_texts(eqn: Equation) -> dict[str, str]:
-    """The parameters of an equation by name, as text, without the programs that stand below it."""
+    """Return the parameters of an equation as text, by name, without the programs below it."""
     bodies = eqn.bodies
     shown = {k: v for k, v in eqn.params.items() if not (bodies and (k in bodies or k == "branches"))}
     return {k: _param(v) for k, v in sorted(shown.items())}
 
 
 def variable_names(program: Program) -> dict[Var, str]:
-    """Short names (a, b, ..., z, aa, ...) in order of definition."""
+    """Return short names (a, b, ..., z, aa, ...) in order of definition."""
     outputs = (v for eqn in program.equations for v in eqn.outputs)
     order = itertools.chain((v for v, _ in program.constants), program.inputs, outputs)
     return {var: _short_name(i) for i, var in enumerate(order)}

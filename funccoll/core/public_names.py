@@ -1,4 +1,4 @@
-"""Directories of public modules: the names that users should find, and hints for names of other libraries."""
+"""Directories of public modules: names for users, and hints for names of other libraries."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["directory", "in_an_import", "missing_name"]
 def directory(
     module: Mapping[str, Any], elsewhere: Mapping[str, str], lazy: Callable[[str], Any] | None = None
 ) -> tuple[Callable[[], Sequence[str]], Callable[[str], Any]]:
-    """The functions `__dir__` and `__getattr__` of a module, from its globals.
+    """Return the functions `__dir__` and `__getattr__` of a module, from its globals.
 
-    `dir()` lists what its `__all__` has; modules of the implementation stay importable. elsewhere: what a name of another
-    library is here. lazy: the module's own `__getattr__`, which raises AttributeError for other names.
+    `dir()` lists the names of `__all__`; modules of the implementation stay importable. `elsewhere` maps a name of another
+    library to its equivalent here. `lazy` is the module's own `__getattr__`, which raises AttributeError for other names.
     """
 
     def names() -> Sequence[str]:
@@ -37,10 +37,10 @@ def directory(
 
 
 def missing_name(module: str, name: str, here: str | None) -> Exception:
-    """The error that a module's `__getattr__` raises for a name that it does not have; here: what it is in funccoll.
+    """Make the error for a name that a module lacks; `here` is its equivalent in funccoll.
 
-    Python makes an ImportError without a hint of the AttributeError that `from module import name` meets, so a name with one
-    gets its ImportError here.
+    If `__getattr__` raises AttributeError, `from module import name` raises an ImportError without its hint. So in an import,
+    a name with a hint gets its ImportError here.
     """
     if here is None:
         return AttributeError(f"module {module!r} has no attribute {name!r}")
@@ -50,9 +50,9 @@ def missing_name(module: str, name: str, here: str | None) -> Exception:
 
 
 def in_an_import(depth: int = 1) -> bool:
-    """True where `from module import name` asks for the name: not where getattr or hasattr do, also an import's own hasattr.
+    """True if `from module import name` asks for the name. getattr and hasattr do not, nor does an import's own hasattr.
 
-    depth: frames between the statement's and this function's.
+    `depth` is the number of frames between the statement's and this function's.
     """
     import opcode
 

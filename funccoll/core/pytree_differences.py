@@ -11,16 +11,16 @@ from .pytree_paths import path_names
 __all__ = ["classes_at_difference", "first_difference", "prefix_difference"]
 
 _MANY = 8
-"""The most keys that are listed."""
+"""The most keys in a message."""
 
 
 def prefix_difference(prefix: optree.PyTreeSpec, tree: optree.PyTreeSpec, name: str, what: str) -> str:
-    """The place where a tree is not a prefix of another: `specs[0] is a tuple of 2, and the arguments have a list there`."""
+    """Describe where a tree is not a prefix of another: `specs[0] is a tuple of 2, and the arguments have a list there`."""
     return _words(_first(prefix, tree, "", False), name, what)
 
 
 def classes_at_difference(prefix: optree.PyTreeSpec, tree: optree.PyTreeSpec) -> list[type]:
-    """The classes of the nodes that `tree` has at and below the place where `prefix` is not one of it."""
+    """Return the classes of the nodes of `tree` at and below the place where `prefix` is not its prefix."""
     place = _first(prefix, tree, "", False)
     nodes = [] if place is None else [place[2]]
     for node in nodes:  # grows
@@ -29,7 +29,7 @@ def classes_at_difference(prefix: optree.PyTreeSpec, tree: optree.PyTreeSpec) ->
 
 
 def first_difference(found: optree.PyTreeSpec, wanted: optree.PyTreeSpec, name: str, what: str) -> str:
-    """The place where the structures of two trees differ; `name` is the first one's, `what` says whose the second is."""
+    """Describe where the structures of two trees differ. `name` is the first one's, and `what` is a phrase for the second."""
     return _words(_first(found, wanted, "", True), name, what)
 
 
@@ -43,7 +43,7 @@ def _words(place: tuple[str, optree.PyTreeSpec, optree.PyTreeSpec] | None, name:
 def _first(
     one: optree.PyTreeSpec, other: optree.PyTreeSpec, path: str, whole: bool
 ) -> tuple[str, optree.PyTreeSpec, optree.PyTreeSpec] | None:
-    """Path and nodes of the first difference; with `whole` a leaf stands for a leaf alone, not for a subtree."""
+    """Return the path and nodes of the first difference. With `whole` a leaf stands for a leaf alone, not for a subtree."""
     if one.is_leaf():
         return None if other.is_leaf() or not whole else (path, one, other)
     same = _kind(one) == _kind(other) and one.num_children == other.num_children and one.entries() == other.entries()
@@ -56,19 +56,19 @@ def _first(
 
 
 def _of_its_children(node: optree.PyTreeSpec) -> optree.PyTreeSpec:
-    """The tree whose leaves are a node's children."""
+    """Return the tree whose leaves are a node's children."""
     found = node.one_level()
     assert found is not None  # it is not a leaf
     return found
 
 
 def _kind(node: optree.PyTreeSpec) -> type | None:
-    """A node's class; all kinds of dicts are one."""
+    """Return a node's class. All kinds of dicts count as one."""
     return dict if node.type is not None and issubclass(node.type, Mapping) else node.type
 
 
 def _node(node: optree.PyTreeSpec, beside: optree.PyTreeSpec) -> str:
-    """A node in words, beside which another one stands: of many keys, those that the other lacks."""
+    """Describe a node next to another one. Of many keys, it lists those that the other lacks."""
     if node.is_leaf():
         return "one value"
     kind = node.type or tuple

@@ -12,22 +12,22 @@ __all__ = ["argument_names", "names_below", "parameter_names", "path_name", "pat
 
 
 def path_names(name: str, tree: optree.PyTreeSpec) -> list[str]:
-    """The names of all leaves of a tree which is called `name`."""
+    """Return the names of all leaves of a tree called `name`."""
     return [name + accessor.codify("") for accessor in tree.accessors()]
 
 
 def path_name(name: str, tree: optree.PyTreeSpec, position: int) -> str:
-    """The name of one leaf."""
+    """Return the name of one leaf."""
     return name + tree.accessors()[position].codify("")
 
 
 def names_below(names: Sequence[str], tree: optree.PyTreeSpec) -> list[str]:
-    """The names of the leaves of a tree whose children have these names."""
+    """Return the names of a tree's leaves, given the names of its children."""
     return [leaf for name, child in zip(names, tree.children(), strict=True) for leaf in path_names(name, child)]
 
 
 def parameter_names(signature: inspect.Signature | None, count: int) -> list[str]:
-    """The names of a call's `count` positional arguments: `x`, of those of `*rest` `rest[0]`, without a signature `args[0]`."""
+    """Return names of a call's `count` positional arguments: `x`, `rest[0]` for `*rest`, `args[0]` without a signature."""
     kinds = inspect.Parameter
     parameters = [] if signature is None else list(signature.parameters.values())
     names = [p.name for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
@@ -43,7 +43,7 @@ def argument_names(
     kwargs: Mapping[str, Any] | None = None,
     positions: Sequence[int] | None = None,
 ) -> list[str]:
-    """The names of the leaves of a call's arguments, in the order of optree; with `positions` of these arguments alone."""
+    """Return the names of the leaves of a call's arguments, in optree's order; with `positions`, of these arguments alone."""
     chosen = range(len(args)) if positions is None else positions
     heads = parameter_names(signature_of(fn), len(args))
     keywords = sorted(kwargs or ())
@@ -52,7 +52,7 @@ def argument_names(
 
 
 def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
-    """A function's Python signature, or None where it has none."""
+    """Return a function's Python signature, or None if it has none."""
     try:
         return inspect.signature(fn)
     except (TypeError, ValueError):

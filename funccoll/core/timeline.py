@@ -1,4 +1,4 @@
-"""Timelines: what each rank of an execution did when, simulated or measured, and their form for trace viewers."""
+"""Timelines: the acts of each rank of an execution, simulated or measured, and their form for trace viewers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["ACTIVITIES", "Span", "Timeline"]
 
 ACTIVITIES = ("wait", "move", "reduce", "compute")
-"""The things that a rank does: it waits for another rank, copies, combines, or runs other code than communication."""
+"""Acts of a rank: it waits for another rank, copies, combines, or runs other code than communication."""
 
 
 class Span(NamedTuple):
-    """One thing that a rank did. Times are in seconds from the timeline's beginning."""
+    """One act of a rank. Times are in seconds from the timeline's beginning."""
 
     rank: int
     start: float
@@ -33,10 +33,10 @@ class Span(NamedTuple):
     activity: str
     """One of ACTIVITIES."""
     peer: int
-    """The rank that was waited for or read from; -1 for none."""
+    """The rank that it waits for or reads from; -1 for none."""
     label: str
     source: str
-    """The `file:line` that it comes from; empty when there is none."""
+    """The `file:line` of it; empty if there is none."""
     channel: int = 0
 
 
@@ -44,7 +44,7 @@ class Span(NamedTuple):
 class Timeline:
     """Spans of time on the ranks of one execution, as columns of equal length in the order of ranks and starts.
 
-    Raises FunccollError for columns that do not fit each other, and for spans that end before they start.
+    Raise FunccollError if columns do not fit each other, or a span ends before it starts.
     """
 
     title: str
@@ -58,11 +58,11 @@ class Timeline:
     activity: np.ndarray
     """int8[spans]: indices into ACTIVITIES."""
     peer: np.ndarray
-    """int32[spans]: the rank that was waited for or read from, or -1."""
+    """int32[spans]: the rank that is waited for or read from, or -1."""
     text: np.ndarray
     """int32[spans]: indices into `texts`."""
     texts: Sequence[tuple[str, str]]
-    """(label, `file:line`) of what is done, each once."""
+    """(label, `file:line`) of the acts, each once."""
     channel: np.ndarray
     """int32[spans]"""
     kind: str = "measured"
@@ -88,7 +88,7 @@ class Timeline:
 
     @classmethod
     def of(cls, title: str, nranks: int, spans: Iterable[Span], kind: str = "measured") -> Timeline:
-        """A timeline of spans in any order."""
+        """Make a timeline of spans in any order."""
         import numpy as np
 
         ordered = sorted(spans, key=lambda s: (s.rank, s.channel, s.start, s.end))
@@ -126,7 +126,7 @@ class Timeline:
 
     @cached_property
     def split(self) -> np.ndarray:
-        """float64[ranks, activities]: seconds that each rank spent in each of ACTIVITIES; those of several channels add up."""
+        """Return float64[ranks, activities]: seconds of each rank in each of ACTIVITIES, summed over channels."""
         import numpy as np
 
         total = np.zeros((self.nranks, len(ACTIVITIES)))
@@ -150,16 +150,16 @@ class Timeline:
         return titled(self._title(), html_table(head, self._cells(), right=head))
 
     def draw(self, **options: Any) -> Drawing:
-        """Draw the timeline, by `fc.draw.timelines`, which draws several on one axis as well."""
+        """Draw the timeline, by `fc.draw.timelines`, which also draws several on one axis."""
         from ..draw import timelines
 
         return timelines(self, **options)
 
     def to_perfetto(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The timeline as JSON in Chrome's Trace Event Format, which Perfetto and chrome://tracing read.
+        """Return the timeline as JSON in Chrome's Trace Event Format, for Perfetto and chrome://tracing.
 
-        Each rank is a process, each channel a thread, each span a complete event ("X"), whose times are in microseconds.
-        With `path` the text is written there, too. Source: Trace Event Format (Google, 2016).
+        A rank is a process, a channel a thread, and a span a complete event ("X") with times in microseconds. With `path` the
+        text is also written there. Source: Trace Event Format (Google, 2016).
         """
         events: list[dict[str, object]] = [
             {"ph": "M", "name": "process_name", "pid": r, "tid": 0, "args": {"name": f"rank {r}"}} for r in range(self.nranks)
@@ -194,5 +194,5 @@ class Timeline:
 
 
 def _microseconds(seconds: float) -> float:
-    """To a picosecond: simulated times are short."""
+    """Round to a picosecond, because simulated times are short."""
     return round(seconds * 1e6, 6) if math.isfinite(seconds) else 0.0

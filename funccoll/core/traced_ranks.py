@@ -1,4 +1,4 @@
-"""The number of the process in a traced function, where one process plays all devices of the mesh: it is 0 on each of them."""
+"""A warning for `fc.rank()` in a function that one process traces for all devices: there the number is 0 on each device."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class TracedRankWarning(UserWarning):
 def note_rank(depth: int) -> None:
     """Warn if the only process of a job asks for its number while a function of several devices is traced.
 
-    In a job of several processes each one traces for its own device, whose number the process has: texts that a rank prints are
-    meant so. depth: frames between this one and the caller's that asks; funccoll's own modules mean the process.
+    In a job of several processes each one traces for its own device. There the number is right, for example in texts that a
+    rank prints. `depth` is the number of frames between this one and the caller's. funccoll's own modules mean the process.
     """
     trace = current_interpreter()
     sizes = trace.axis_sizes

@@ -1,4 +1,4 @@
-"""The type of a value in a program: shape, dtype, and the mesh axes it may vary over."""
+"""The type of a value in a program: its shape, its dtype, and the mesh axes over which it may vary."""
 
 from __future__ import annotations
 
@@ -53,22 +53,22 @@ _REMEDIES = {
 
 
 def dtype_name(dtype: np.dtype) -> str:
-    """The short name used in printed programs: f32, bf16, i64, bool, ..."""
+    """Return the short name for printed programs: f32, bf16, i64, bool, ..."""
     return _NAMES.get(dtype, str(dtype))
 
 
 def wide_dtype(dtype: np.dtype) -> np.dtype:
-    """The dtype that sums are added in: float32 for floats of 16 bits, in which a sum of ones stops at 256 or 2048."""
+    """Return the dtype in which sums are added: float32 for 16-bit floats, in which a sum of ones would stop at 256 or 2048."""
     return np.dtype(np.float32) if dtype in (np.float16, bfloat16) else dtype
 
 
 def is_inexact(dtype: np.dtype) -> bool:
-    """True for floats and complex numbers, the types that have gradients."""
+    """True for floats and complex numbers, which have gradients."""
     return dtype in _INEXACT
 
 
 def check_dtype(dtype: np.dtype, what: str = "value") -> np.dtype:
-    """`dtype` in native byte order; raises DTypeError for an unsupported one."""
+    """Return `dtype` in native byte order. Raise DTypeError if it is not supported."""
     native = dtype if dtype.isnative else dtype.newbyteorder("=")
     if native not in _NAMES:
         remedy = _REMEDIES.get(native.char) or _REMEDIES.get(native.kind, "")
@@ -115,7 +115,7 @@ class ArrayType:
         return self.size * self.dtype.itemsize
 
     def vary(self, axes: Iterable[str]) -> ArrayType:
-        """The same type, varying over exactly `axes`."""
+        """Return the same type, varying over exactly `axes`."""
         return ArrayType(self.shape, self.dtype, frozenset(axes))
 
     def __str__(self) -> str:
@@ -128,15 +128,15 @@ _HOSTS = (1, 3)
 
 
 def types_text(types: Iterable[ArrayType]) -> str:
-    """Types in a row as text; equal neighbours stand once, with their number."""
+    """Return types in a row as text. Equal neighbours stand once, with their number."""
     rows = [(f"{dtype_name(t.dtype)}{list(t.shape)}", len([*same])) for t, same in itertools.groupby(types)]
     return ", ".join(text if count == 1 else f"{count} of {text}" for text, count in rows)
 
 
 def exported(value: Any) -> Any:
-    """An array of another library as one of NumPy by DLPack, anything else as it is.
+    """Return an array of another library as a NumPy array by DLPack, and anything else unchanged.
 
-    DLPack leaves a torch tensor as it is; `__array__` forbids to resize it later. The result is valid until that happens.
+    DLPack does not change a torch tensor; `__array__` would forbid to resize it later. The result is valid until a resize.
     """
     if not hasattr(value, "__dlpack__") or hasattr(type(value), "__array_interface__"):
         return value
@@ -145,11 +145,11 @@ def exported(value: Any) -> Any:
     except (TypeError, RuntimeError, BufferError, ValueError):
         if not hasattr(value, "__array__"):
             raise
-        return value  # of a dtype that DLPack lacks, or NumPy's protocol says better why it cannot be read
+        return value  # DLPack lacks the dtype, or NumPy's protocol explains better why it cannot be read
 
 
 def refuse_objects(value: object, array: np.ndarray) -> None:
-    """Raise a DTypeError for an object which NumPy made `array` of without knowing what it holds."""
+    """Raise DTypeError for an object that NumPy turned into `array` without knowing its content."""
     if array.dtype == object and not isinstance(value, np.ndarray):
         raise DTypeError(
             f"a value is {without_value(value)}, which is not an array. Pass arrays and numbers, and "
@@ -158,7 +158,7 @@ def refuse_objects(value: object, array: np.ndarray) -> None:
 
 
 def type_of(value: object) -> ArrayType:
-    """The type of a concrete value (an ndarray, a NumPy scalar, a Python scalar): it varies over nothing."""
+    """Return the type of a concrete value (an ndarray, a NumPy scalar, a Python scalar). It varies over nothing."""
     array = np.asarray(exported(value))
     refuse_objects(value, array)
     return ArrayType(array.shape, check_dtype(array.dtype))

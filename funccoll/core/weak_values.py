@@ -18,8 +18,8 @@ _FEW = 16
 class WeakValues(Generic[K, V]):
     """A mapping whose entries end with their values.
 
-    Unlike those of the module `weakref` it runs no Python when a value dies. A signal handler might run there, and Python drops
-    what it raises: a Ctrl-C would be lost. Entries of values that are gone are removed when others are added.
+    Unlike a mapping of `weakref`, it runs no Python when a value dies. A signal handler might run there, and Python drops the
+    handler's exceptions, so a Ctrl-C would be lost. Entries of dead values are removed when others are added.
     """
 
     lock: ClassVar = threading.RLock()
@@ -39,7 +39,7 @@ class WeakValues(Generic[K, V]):
             self._entries[key] = weakref.ref(value)
 
     def get(self, key: K) -> V | None:
-        """The value of a key; None without one."""
+        """Return the value of a key, or None."""
         found = self._entries.get(key)
         return None if found is None else found()
 
@@ -49,7 +49,7 @@ class WeakValues(Generic[K, V]):
             self[key] = value
 
     def values(self) -> list[V]:
-        """The values that are alive, in the order of their keys' first entries."""
+        """Return the values that are alive, in the order of their keys' first entries."""
         return [value for found in list(self._entries.values()) if (value := found()) is not None]
 
     def __len__(self) -> int:
@@ -57,7 +57,7 @@ class WeakValues(Generic[K, V]):
 
 
 def _in_child() -> None:
-    """Make a new lock, in a forked child: a thread that is not there may have the old one. The entries are whole."""
+    """Make a new lock in a forked child, because a thread that is gone may hold the old one. The entries are whole."""
     WeakValues.lock = threading.RLock()
 
 
