@@ -38,7 +38,7 @@ def docstrings():
 
 
 def test_each_public_name_is_in_the_reference(reference_pages):
-    assert reference_pages.described() == {*fc.__all__, "profiling"}
+    assert reference_pages.described() == {*fc.__all__, "profiling", "torch"}
 
 
 def test_the_reference_has_every_command_and_variable(reference_pages, tmp_path):
