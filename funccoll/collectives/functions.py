@@ -213,6 +213,7 @@ def all_reduce(x: Any, axis: Axes, *, op: str = "sum", algorithm: str | None = N
     Raises:
         VaryingError: For a sum, prod or xor if `x` does not vary over `axis`: it would combine copies of one value.
         DTypeError: If the dtype lacks `op`, such as the mean of integers.
+        UnsupportedError: If `op` is unknown.
         MeshError: If the mesh has no such axis, or outside a function that is traced with a mesh.
         ScheduleError: If the algorithm does not exist or does not support this number of devices.
 
@@ -281,6 +282,7 @@ def reduce_scatter(x: Any, axis: Axes, *, dim: int = 0, op: str = "sum", algorit
             and mean.
         ShapeError: If p does not divide the length of `dim`.
         DTypeError: If the dtype lacks `op`.
+        UnsupportedError: If `op` is unknown.
         MeshError: If the mesh has no such axis.
 
     Example:
@@ -425,6 +427,7 @@ def reduce(x: Any, axis: Axes, *, root: int = 0, op: str = "sum", algorithm: str
         VaryingError: If `x` does not vary over `axis`.
         ShapeError: If `root` is not a position along `axis`.
         DTypeError: If the dtype lacks `op`.
+        UnsupportedError: If `op` is unknown.
         MeshError: If the mesh has no such axis.
 
     Example:
@@ -505,7 +508,7 @@ def scatter(x: Any, axis: Axes, *, root: int = 0, dim: int = 0, algorithm: str |
 def barrier(axis: Axes, *, algorithm: str | None = None) -> None:
     """Wait until all devices along `axis` have arrived.
 
-    The compiler moves no collective across a barrier. You need none for correct results; it is useful before you take times.
+    The compiler moves no collective across a barrier.
 
     Args:
         axis: A mesh axis, or a tuple of axes.

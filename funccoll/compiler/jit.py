@@ -304,7 +304,8 @@ def jit(
         exceptions are silent inside, as in JAX.
 
     Raises:
-        ShardingError: If an axis does not divide the dimension that it splits, or an Array is of another mesh.
+        ShardingError: If an axis does not divide the dimension that it splits, or `fc.AUTO` gets an Array of another mesh.
+        MeshError: If the mesh lacks an axis of the specs.
         OutSpecsError: If `out_specs` claim that a result is equal along an axis and its type does not prove it.
         PytreeError: If specs are not a prefix of the arguments or results.
         TraceError: If an argument or a result is not an array.

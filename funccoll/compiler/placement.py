@@ -79,7 +79,8 @@ def device_put(x: Any, mesh: Mesh | Sharding, spec: P | None = None, *, device: 
 
     Raises:
         ShardingError: If a mesh axis does not divide the dimension that it splits.
-        MeshError: If `x` is an Array of which other processes hold a part; `fc.redistribute` changes its spec.
+        MeshError: If the mesh lacks an axis of the spec, or other processes hold a part of the Array `x`; `fc.redistribute`
+            changes an Array's spec.
         DeviceError: If no GPU can be used.
 
     Example:

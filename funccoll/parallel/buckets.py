@@ -21,7 +21,7 @@ __all__ = ["Bucket", "BucketAssignment", "CommHook", "assign_buckets"]
 class Bucket:
     """Gradients of one dtype that are reduced together, as a communication hook gets them.
 
-    In the backward pass each device has its own addends, and the hook returns their *sum* over `axis`. A mean is divided
+    In the backward pass each device has its own addends, and the hook returns their sum over `axis`. A mean is divided
     before, so that 16-bit floats do not overflow.
 
     Args:

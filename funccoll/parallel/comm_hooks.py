@@ -6,7 +6,7 @@
 A hook is a pure function `hook(bucket) -> bucket`, or a `CommHook` if it has state. Each returns the sum of the devices'
 gradients, in the shapes and dtype that it was given. All devices get the same bits.
 
-A lossy hook with *error feedback* keeps in its state what it leaves out of a sum, and adds it to the next gradients. So all of
+A lossy hook with error feedback keeps in its state what it leaves out of a sum, and adds it to the next gradients. So all of
 it is applied in the end (Seide et al., "1-bit stochastic gradient descent", Interspeech 2014). Compression is for real floats:
 gradients of other dtypes are summed as they are. NaNs and infinities reach every device, as NaN or infinity.
 """

@@ -103,6 +103,7 @@ def vmap(
 
     Raises:
         ShapeError: If the sizes of the batch differ, or an array lacks the dimension.
+        TraceError: If an axis is neither an integer nor None.
         UnsupportedError: If you pass `axis_name`.
         PytreeError: If the axes are not a prefix of the arguments or results.
 
