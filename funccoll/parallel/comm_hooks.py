@@ -120,6 +120,15 @@ def int8(block_size: int = 256) -> CommHook:
     Raises:
         ShapeError: If `block_size` is not an integer of at least 1.
 
+    Example:
+        >>> mesh = fc.make_mesh({"data": 2})
+        >>> loss_fn = lambda params, x: np.mean(x @ params["w"])
+        >>> hook = fc.comm_hooks.int8()
+        >>> dp = fc.DataParallel({"w": np.zeros(2)}, loss_fn, fc.optim.sgd(1.0), mesh=mesh, comm_hook=hook)
+        >>> loss = dp.step(np.ones((4, 2)))
+        >>> print(dp.params["w"])
+        [-1. -1.]
+
     References:
         The two phases are those of Tang et al., "1-bit Adam", ICML 2021 (DeepSpeed). Scales for blocks are in Alistarh et al.,
         "QSGD", NeurIPS 2017, with random rounding instead of error feedback.

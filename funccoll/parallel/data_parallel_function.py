@@ -162,9 +162,15 @@ class DataParallelFunction:
         return (result, gradients) if reducer.states is None else (result, gradients, reducer.stacked_states())
 
     def accumulate(self, params: Any, *batch: Any, accumulated: Accumulated | None = None, active: Any = None) -> Any:
-        """Return this device's own gradients, added to those in `accumulated`, without communication.
+        """Return this device's own gradients of a batch as `Accumulated`, without communication.
 
         With buffers or aux it returns `(accumulated, buffers)` and so on; only buffers communicate.
+
+        Args:
+            params: The parameters, equal on all devices.
+            *batch: This device's rows.
+            accumulated: What the last call returned; this batch is added to it. None begins anew.
+            active: As in a call.
         """
         call = Call(self.settings, params, batch, active)
         call.use_accumulated(accumulated)

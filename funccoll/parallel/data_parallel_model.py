@@ -288,7 +288,15 @@ class DataParallel:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Return a context in which steps add up gradients without communication; the next step outside uses their sum."""
+        """Return a context in which steps add up gradients without communication.
+
+        The next step outside of it updates the parameters by their sum, so a batch may be cut into several steps:
+
+            with dp.no_sync():
+                for part in parts[:-1]:
+                    dp.step(part)
+            loss = dp.step(parts[-1])
+        """
         before, self._synchronizes = self._synchronizes, False
         try:
             yield
@@ -353,7 +361,11 @@ class DataParallel:
         return self._shown.get("buffers")
 
     def explain(self, *batch: Any) -> BucketPlan:
-        """Return the plan of the buckets for a batch (that of all devices)."""
+        """Return the plan of the buckets for a batch, as a table: sizes, order and predicted times.
+
+        Args:
+            *batch: The rows of all devices.
+        """
         given = batch if self._buffers is None else (self._buffers, *batch)
         return self._parallel(self._frozen).explain(self.mesh, self._params, *given)
 
@@ -381,7 +393,10 @@ class DataParallel:
 
     @user_frames()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned, in all processes. The state of a comm_hook needs the same number of devices.
+        """Restore what `state_dict` returned, in all processes.
+
+        Args:
+            state: Arrays by name. The state of a comm_hook needs the same number of devices.
 
         Raises:
             CheckpointError: If an array is missing, unknown, or of another shape or dtype; it names the first. Nothing is
@@ -418,7 +433,10 @@ class DataParallel:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write `state_dict()` to a safetensors file. All processes must call it; rank 0 writes, and all return after it.
 
-        The file replaces an existing one only when it is complete. An error on rank 0 is raised on all ranks.
+        An error on rank 0 is raised on all ranks. It needs `pip install 'funccoll[checkpoint]'`.
+
+        Args:
+            path: The file. An existing one is replaced only when the new one is complete.
         """
         state, error = self.state_dict(), None
         if rank() == 0:
@@ -435,6 +453,9 @@ class DataParallel:
     @user_frames()
     def load(self, path: str | os.PathLike[str]) -> None:
         """Read a file that `save` wrote, in all processes.
+
+        Args:
+            path: The file, which all processes can read.
 
         Raises:
             OSError: If the file cannot be read.
