@@ -1,11 +1,11 @@
 """Assignment of moves to rounds of messages.
 
-Messages go between *hosts*: ranks of one host read and write each other's places. Where every rank is a host of its own, all
-that moves between ranks is a message.
+Messages go between *hosts*: ranks of one host read and write each other's places. If every rank is a host of its own, all data
+that move between ranks are messages.
 
 A copy is a message from the source's rank to the destination's. A combine receives its remote sources in its own round, and
-sends to its remote destinations in the next. The moves of one round of the algorithm stay together; a later round's join the
-open round of messages if they are independent of it and use none of its ports (a rank that sends and a rank that receives).
+sends to its remote destinations in the next. The moves of one round of the algorithm stay together. Those of a later round join
+the open round of messages if they are independent of it and use none of its ports (a rank that sends and a rank that receives).
 Copies and combines inside a host take no round.
 """
 
@@ -28,7 +28,7 @@ __all__ = ["AssignedRounds", "Flow", "HostWork", "assign_rounds"]
 
 
 class Flow(NamedTuple):
-    """Messages: from place to place, as columns. The rank of a place is its remainder by the number of ranks."""
+    """Messages from place to place, as columns. The rank of a place is its remainder by the number of ranks."""
 
     round: np.ndarray
     src: np.ndarray
@@ -39,7 +39,7 @@ class Flow(NamedTuple):
 
 
 class HostWork(NamedTuple):
-    """Copies and combines inside hosts, as columns; row i has the next `dsts[i]` of dst and the next `srcs[i]` of src."""
+    """Copies and combines inside hosts, as columns. Row i has the next `dsts[i]` of dst and the next `srcs[i]` of src."""
 
     round: np.ndarray
     step: np.ndarray
@@ -55,7 +55,7 @@ class HostWork(NamedTuple):
 
 @dataclass(frozen=True)
 class AssignedRounds:
-    """The moves of a schedule by rounds: round t has messages and the combines after them; round 0 has no messages."""
+    """The moves of a schedule by rounds. Round t has messages and the combines after them, and round 0 has no messages."""
 
     nrounds: int
     staging: int
@@ -64,9 +64,9 @@ class AssignedRounds:
 
 
 def assign_rounds(schedule: Schedule, hosts: Sequence[int]) -> AssignedRounds:
-    """Assign the moves of a schedule, which must be proved, to rounds of messages.
+    """Assign the moves of a schedule to rounds of messages. The schedule must be proved.
 
-    `hosts` are those of the ranks.
+    `hosts` has the host of each rank.
     """
     assigner = _RoundAssigner(schedule, hosts)
     for _, batches in groupby(schedule.batches, key=lambda b: b.round):
@@ -86,10 +86,10 @@ class _MoveRun(NamedTuple):
 
 
 class _RoundAssigner:
-    """Takes the rounds of an algorithm in order; `open` is the round of messages that the last one reached.
+    """Takes the rounds of an algorithm in order. `open` is the round of messages that the last one reached.
 
-    A message belongs to a later round than what it reads, and than the last use of what it overwrites; a combine to
-    no earlier one, because combines come after messages and are done in order.
+    A message belongs to a later round than what it reads, and than the last use of what it overwrites. A combine belongs to no
+    earlier one, because combines come after messages and run in order.
     """
 
     def __init__(self, schedule: Schedule, hosts: Sequence[int]):
@@ -103,14 +103,14 @@ class _RoundAssigner:
         self.sent = np.zeros(self.p, np.int32)  # the last round in which each rank sends
         self.received = np.zeros(self.p, np.int32)
         self.open = self.step = 0
-        # Staging has two halves, for even and odd rounds: what one round combines may be sent in the next.
+        # Staging has two halves, for even and odd rounds: one round may combine what the next sends.
         self.used = np.zeros((2, self.p), np.int64)
         self.half = [0, 0]
         self.flows: list[Flow] = []
         self.works: list[HostWork] = []
 
     def add(self, batches: Sequence[Batch]) -> None:
-        """Assign the moves of one of the algorithm's rounds, which are independent of each other."""
+        """Assign the moves of one of the algorithm's rounds. They are independent of each other."""
         p, host = self.p, self.host
         self.step += 1
         runs = [self._with_parts(b) for b in batches]
@@ -127,7 +127,7 @@ class _RoundAssigner:
             if batch.src.shape[1] == 1:
                 self._send(batch.src[row, 0], batch.dst[row, col], *run.of(row))
                 inside = host[batch.dst % p] == host[batch.src % p]
-                row, col = np.nonzero(inside & (batch.dst != batch.src))  # a self-copy does nothing
+                row, col = np.nonzero(inside & (batch.dst != batch.src))  # a copy to itself does nothing
                 dst = batch.dst[row, col]
                 by = np.where(host[batch.by[row]] == host[dst % p], batch.by[row], dst % p)
                 self._work(by, np.ones(len(row), int), dst, batch.src[row], *run.of(row))
@@ -142,7 +142,7 @@ class _RoundAssigner:
                 self._send(src, dst, *run.of(row))
 
     def _with_parts(self, batch: Batch) -> _MoveRun:
-        """Runs with their parts; those without a constant step from part to part are cut into single chunks."""
+        """Return runs with their parts. Runs without a constant step from part to part are cut into single chunks."""
         dst, src, row = expand(batch, self.p)
         part = self.part[src[:, 0]]
         self.part[dst] = part[:, None]
@@ -152,7 +152,7 @@ class _RoundAssigner:
         return _MoveRun(replace(batch, dst=dst, src=src, count=np.ones_like(row), by=batch.by[row]), part, np.zeros_like(part))
 
     def _round_for(self, batches: Sequence[Batch], remote: Sequence[tuple[np.ndarray, np.ndarray]]) -> int:
-        """The open round if the messages are independent of it and use none of its ports, else the next."""
+        """Return the open round if the messages are independent of it and use none of its ports, else the next."""
         round, shares_port = self.open, False
         for batch, (row, col) in zip(batches, remote, strict=True):
             if not len(row):
@@ -174,7 +174,10 @@ class _RoundAssigner:
             self.used[round % 2] = 0
 
     def _stage(self, rank: np.ndarray, count: np.ndarray) -> np.ndarray:
-        """Staging places for runs on these ranks in the open round (of its half: `finish` puts them one after the other)."""
+        """Return staging places for runs on these ranks in the open round.
+
+        They are places in one half: `finish` puts the halves one after the other.
+        """
         order = np.argsort(rank, kind="stable")
         ordered, length = rank[order], count[order].astype(np.int64)
         before = np.cumsum(length) - length
@@ -188,7 +191,7 @@ class _RoundAssigner:
         return self.size + slot * self.p + rank
 
     def _combine(self, run: _MoveRun, sources: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Combine on the executing ranks; returns (row in the batch, source, destination) of what is sent on."""
+        """Combine on the executing ranks. Returns (row in the batch, source, destination) of what is sent on."""
         batch = run.batch
         own = self.host[batch.dst % self.p] == self.host[batch.by][:, None]
         nowhere = ~own.any(axis=1)
@@ -232,14 +235,14 @@ class _RoundAssigner:
         last_round[self._chunks(codes[own], count[own])] = self.open
 
     def _chunks(self, codes: np.ndarray, count: np.ndarray) -> np.ndarray:
-        """The places of runs."""
+        """Return the places of runs."""
         if (count == 1).all():
             return codes
         run, within = chunks_of_runs(count)
         return codes[run] + within * self.p
 
     def finish(self) -> AssignedRounds:
-        """The rounds of all moves."""
+        """Return the rounds of all moves."""
         none = np.zeros(0, np.int64)
         flow = Flow(*(np.concatenate(c) for c in zip(*self.flows))) if self.flows else Flow(*[none] * len(Flow._fields))
         columns = [np.concatenate(c) for c in zip(*self.works)] if self.works else [none] * len(HostWork._fields)
@@ -250,5 +253,5 @@ class _RoundAssigner:
         return AssignedRounds(self.open, sum(self.half), flow, work)
 
     def _final(self, codes: np.ndarray, rounds: np.ndarray) -> np.ndarray:
-        """Places with the odd rounds' half of staging behind that of the even ones."""
+        """Return places with the odd rounds' half of staging behind that of the even rounds."""
         return codes + np.where((codes >= self.size) & (rounds % 2 == 1), self.half[0] * self.p, 0)

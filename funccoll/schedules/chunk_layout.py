@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 Index = slice | np.ndarray
-"""Elements of a flat array: a slice where they are contiguous, else int64 numbers."""
+"""Elements of a flat array: a slice if they are contiguous, else int64 numbers."""
 
 
 class StridedRange(NamedTuple):
@@ -43,8 +43,8 @@ class StridedRange(NamedTuple):
 class Blocks:
     """An array cut into equal blocks along one dimension: row-major (outer, blocks, inner) elements.
 
-    Block b is every [o, b, :]. Its outer * inner elements are numbered in its own row-major order, as in an
-    array that holds only the block, so the same element has the same number in every array that holds the block.
+    Block b is every [o, b, :]. Its outer * inner elements are numbered in its own row-major order, as in an array that holds
+    only the block. So the same element has the same number in every array that holds the block.
     """
 
     outer: int
@@ -53,7 +53,7 @@ class Blocks:
 
     @classmethod
     def along(cls, shape: Sequence[int], dim: int, blocks: int) -> Blocks:
-        """An array of this shape, cut along `dim`. Raises ScheduleError when the blocks do not divide it."""
+        """Cut an array of this shape along `dim`. Raises ScheduleError if the blocks do not divide it."""
         if blocks == 1:
             return cls(1, 1, math.prod(shape))
         if not 0 <= dim < len(shape) or shape[dim] % blocks:
@@ -65,36 +65,40 @@ class Blocks:
 
     @property
     def elements(self) -> int:
-        """Elements of one block."""
+        """The number of elements of one block."""
         return self.outer * self.inner
 
     @property
     def size(self) -> int:
-        """Elements of the whole array."""
+        """The number of elements of the whole array."""
         return self.elements * self.blocks
 
     @property
     def is_strided(self) -> bool:
-        """True where a block's elements do not follow each other."""
+        """True if a block's elements are not contiguous."""
         return self.outer > 1
 
     def flat(self, array: Any, contiguous: Callable[[Any], Any]) -> Any:
-        """An array's elements as flat memory in which block follows on block: its own memory where they lie so.
+        """Return an array's elements as flat memory in which block follows on block.
 
-        `contiguous` makes a C-contiguous array of a scalar or a view, and returns any other array itself.
+        It is the array's own memory if they lie so. `contiguous` makes a C-contiguous array of a scalar or a view, and returns
+        any other array itself.
         """
         if self.is_strided:
             array = array.reshape((self.outer, self.blocks, self.inner)).transpose((1, 0, 2))
         return contiguous(array).reshape((self.size,))
 
     def shaped(self, flat: Any, shape: Sequence[int]) -> Any:
-        """The array of this shape whose blocks follow each other in flat memory."""
+        """Return the array of this shape whose blocks follow each other in flat memory."""
         if self.is_strided:
             flat = flat.reshape((self.blocks, self.outer, self.inner)).transpose((1, 0, 2))
         return flat.reshape(shape)
 
     def ranges(self, block: int, start: int, stop: int) -> list[StridedRange]:
-        """Elements start … stop of a block, as at most three ranges: the end of a row, whole rows, the beginning of a row."""
+        """Return elements start … stop of a block as at most three ranges.
+
+        They are the end of a row, whole rows, and the beginning of a row.
+        """
         if stop <= start:
             return []
         stride, offset = self.blocks * self.inner, block * self.inner
@@ -113,7 +117,7 @@ class Blocks:
         return found
 
     def index(self, block: int, start: int, stop: int) -> Index:
-        """The same elements as an index into the flat array."""
+        """Return the same elements as an index into the flat array."""
         ranges = self.ranges(block, start, stop)
         if not ranges:
             return slice(0, 0)
@@ -128,7 +132,7 @@ class Blocks:
 class ChunkLayout:
     """The chunks of one rank's three buffers as element ranges. All ranks have the same layout.
 
-    Scratch is an array of slots, each of the largest part's elements; a chunk in a slot begins where the slot does.
+    Scratch is an array of slots. Each has the elements of the largest part. A chunk in a slot begins where the slot does.
     """
 
     collective: Collective
@@ -136,17 +140,19 @@ class ChunkLayout:
     input: Blocks
     output: Blocks
     ranges: tuple[tuple[int, int], ...] | None = None
-    """(start, stop) of each part of a block, in elements, when other arrays of the group affect it: see `cut_as_one` and
-    `in_segments`."""
+    """(start, stop) of each part of a block, in elements, if other arrays of the group affect it.
+
+    See `cut_as_one` and `in_segments`.
+    """
 
     @classmethod
     def of(
         cls, collective: Collective, shape: Sequence[int], itemsize: int, dim: int = 0, concat_dim: int | None = None
     ) -> ChunkLayout:
-        """The layout for one rank's input of this shape.
+        """Return the layout for one rank's input of this shape.
 
-        An input of p blocks is cut along `dim`, an output of p blocks concatenated along `concat_dim` (None: along `dim`
-        too). Raises ScheduleError when the number of ranks does not divide the dimension.
+        An input of p blocks is cut along `dim`. An output of p blocks is concatenated along `concat_dim` (None: along `dim`
+        too). Raises ScheduleError if the number of ranks does not divide the dimension.
         """
         taken = Blocks.along(shape, dim, collective.input_blocks)
         join = dim if concat_dim is None else concat_dim
@@ -157,7 +163,7 @@ class ChunkLayout:
     def output_shape(
         collective: Collective, shape: Sequence[int], dim: int = 0, concat_dim: int | None = None
     ) -> tuple[int, ...]:
-        """The shape of one rank's output when its input has `shape`."""
+        """Return the shape of one rank's output if its input has `shape`."""
         out = list(shape)
         if collective.input_blocks > 1:
             out[dim] //= collective.input_blocks
@@ -174,14 +180,14 @@ class ChunkLayout:
 
     @cached_property
     def capacity(self) -> int:
-        """Elements of a scratch slot: those of the largest part."""
+        """The elements of a scratch slot: those of the largest part."""
         return max(high - low for low, high in self.parts)
 
     def index(self, row: int, part: int) -> Index:
-        """Index of a chunk's elements in its rank's memory (input, output and scratch in a row).
+        """Return the index of a chunk's elements in its rank's memory (input, output and scratch in a row).
 
-        `row` is the chunk's row (see `Places`). `part` is the part in a scratch slot; the chunks of the other
-        buffers have fixed parts.
+        `row` is the chunk's row (see `Places`). `part` is the part in a scratch slot. Chunks of the other buffers have fixed
+        parts.
         """
         c = self.collective
         slot = row - c.input_chunks - c.output_chunks
@@ -195,9 +201,9 @@ class ChunkLayout:
 
 
 def cut_as_one(layouts: Sequence[ChunkLayout]) -> list[ChunkLayout]:
-    """Cut several arrays of whole blocks as if they were one: a chunk then holds some of the arrays, not a part of each.
+    """Cut several arrays of whole blocks as if they were one. A chunk then holds some of the arrays, not a part of each.
 
-    For schedules that combine all chunks alike.
+    This is for schedules that combine all chunks alike.
     """
     sizes = [layout.input.elements * layout.itemsize for layout in layouts]
     bounds = chunk_bounds(sum(sizes), layouts[0].collective.parts, 1)
@@ -210,9 +216,10 @@ def cut_as_one(layouts: Sequence[ChunkLayout]) -> list[ChunkLayout]:
 
 
 def in_segments(layouts: Sequence[ChunkLayout], count: int) -> list[dict[int, ChunkLayout]]:
-    """The layouts of each of `count` segments, by array number: a segment is a range of every part, over all arrays in a row.
+    """Return the layouts of each of `count` segments, by array number.
 
-    Every element stays in its part, and is combined in the same order. A segment of many arrays holds some of them.
+    A segment is a range of every part, over all arrays in a row. Every element stays in its part, and is combined in the same
+    order. A segment of many arrays holds some of them.
     """
     sizes = np.array([[(high - low) * x.itemsize for low, high in x.parts] for x in layouts])  # arrays, parts
     starts = np.cumsum(sizes, axis=0) - sizes
@@ -239,7 +246,7 @@ class FlatBuffers:
         self._chunks: dict[tuple[int, int], Index] = {}
 
     def index(self, code: int, count: int, part: int, part_step: int) -> Index:
-        """Index of a run of `count` chunks from place `code` on; the i-th is of part `part + i * part_step`."""
+        """Return the index of a run of `count` chunks from place `code` on. The i-th is of part `part + i * part_step`."""
         row, rank = divmod(code, self.nranks)
         chunks = []
         for i in range(count):
@@ -250,17 +257,17 @@ class FlatBuffers:
         return shifted(chunks[0] if count == 1 else joined(chunks), rank * self.rank_size)
 
     def of_rank(self, rank: int) -> slice:
-        """All buffers of a rank."""
+        """Return the index of all buffers of a rank."""
         return slice(rank * self.rank_size, (rank + 1) * self.rank_size)
 
 
 def shifted(index: Index, by: int) -> Index:
-    """An index, `by` elements further on."""
+    """Return an index, `by` elements further on."""
     return slice(index.start + by, index.stop + by) if isinstance(index, slice) else index + by
 
 
 def joined(indexes: Sequence[Index]) -> Index:
-    """Several indexes as one: a slice when each continues the one before."""
+    """Return several indexes as one: a slice if each continues the one before."""
     slices = [i for i in indexes if isinstance(i, slice) and i.stop > i.start]
     if all(isinstance(i, slice) for i in indexes) and all(a.stop == b.start for a, b in pairwise(slices)):
         return slice(slices[0].start, slices[-1].stop) if slices else slice(0, 0)

@@ -1,8 +1,8 @@
 """Collectives as preconditions and postconditions over chunks, and the cuts of blocks into chunks.
 
-Every rank has three buffers of chunks. `input` holds what the caller gives and is never written; `output`
-receives the result; `scratch` is the schedule's own. A buffer of the caller's is one *block*, or p of them (block b
-is what rank b contributes or receives); every block is cut into the same number of chunks.
+Every rank has three buffers of chunks. `input` holds what the caller gives and is never written. `output` receives the result.
+`scratch` is the schedule's own. A buffer of the caller's is one *block*, or p of them: block b is what rank b contributes or
+receives. Every block is cut into the same number of chunks.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ __all__ = [
 
 BUFFERS = ("input", "output", "scratch")
 ALIGNMENT = 64
-"""Bytes to which inner chunk boundaries are rounded: a cache line, so that no two ranks write to one."""
+"""Bytes to which inner chunk boundaries are rounded down: a cache line, so that no two ranks write to one."""
 
 
 REDUCTION = -1
-"""In place of a source rank: the reduction over all ranks."""
+"""The reduction over all ranks, in place of a source rank."""
 
 
 def every_rank(collective: Collective, rank: np.ndarray) -> np.ndarray:
-    """True for every rank."""
+    """Return True for every rank."""
     return np.ones(rank.shape, bool)
 
 
 def only_root(collective: Collective, rank: np.ndarray) -> np.ndarray:
-    """True for the root."""
+    """Return True for the root."""
     return rank == collective.root
 
 
 def destinations(collective: Collective, rank: np.ndarray) -> np.ndarray:
-    """True for the destinations of the pairs."""
+    """Return True for the destinations of the pairs."""
     return np.isin(rank, [d for _, d in collective.pairs])
 
 
 def source_in_pairs(collective: Collective, rank: np.ndarray) -> np.ndarray:
-    """The source of each destination in `rank`."""
+    """Return the source of each destination in `rank`."""
     source = np.full(collective.nranks, -1)
     for s, d in collective.pairs:
         source[d] = s
@@ -69,10 +69,10 @@ def source_in_pairs(collective: Collective, rank: np.ndarray) -> np.ndarray:
 class Kind:
     """The precondition and the postcondition of one kind of collective.
 
-    `input_blocks` and `output_blocks` are the blocks of a rank's buffer: 1, or 0 for one block per rank.
-    `source(collective, rank, block)` is the postcondition: the required contents of block `block` of a rank's output,
-    as (source rank or REDUCTION, block of its input). `receives(collective, rank)` is a mask of the ranks that receive
-    an output; the caller fills what the others return. Ranks and blocks are arrays.
+    `input_blocks` and `output_blocks` are the blocks of a rank's buffer: 1, or 0 for one block per rank. The postcondition is
+    `source(collective, rank, block)`: the required contents of block `block` of a rank's output, as (source rank or REDUCTION,
+    block of its input). `receives(collective, rank)` is a mask of the ranks that receive an output. The caller decides what the
+    others return. Ranks and blocks are arrays.
     """
 
     name: str
@@ -84,16 +84,16 @@ class Kind:
     rooted: bool = False
     takes_pairs: bool = False
     carries_data: bool = True
-    """False when only the arrival of all ranks matters: contributions may then count more than once."""
+    """False if only the arrival of all ranks matters. Contributions may then count more than once."""
 
     @property
     def combines(self) -> bool:
-        """True when values are combined, so that bits depend on the order."""
+        """True if values are combined, so that bits depend on the order."""
         return self.reduces and self.carries_data
 
     @property
     def replicates(self) -> bool:
-        """True when every rank gets the whole reduction: all must combine in one order, so that their bits are equal."""
+        """True if every rank gets the whole reduction. All must combine in one order, so that their bits are equal."""
         whole = self.input_blocks == self.output_blocks == 1
         return self.combines and whole and self.receives is every_rank
 
@@ -146,37 +146,37 @@ class Collective:
 
     @property
     def meaning(self) -> Kind:
-        """Return the kind's record."""
+        """The kind's record."""
         return KINDS[self.kind]
 
     @property
     def input_blocks(self) -> int:
-        """Return the number of blocks of one rank's input."""
+        """The number of blocks of one rank's input."""
         return self.meaning.input_blocks or self.nranks
 
     @property
     def output_blocks(self) -> int:
-        """Return the number of blocks of one rank's output."""
+        """The number of blocks of one rank's output."""
         return self.meaning.output_blocks or self.nranks
 
     @property
     def input_chunks(self) -> int:
-        """Return the number of chunks of one rank's input, all channels together."""
+        """The number of chunks of one rank's input, all channels together."""
         return self.input_blocks * self.chunks * self.channels
 
     @property
     def output_chunks(self) -> int:
-        """Return the number of chunks of one rank's output, all channels together."""
+        """The number of chunks of one rank's output, all channels together."""
         return self.output_blocks * self.chunks * self.channels
 
     @property
     def parts(self) -> int:
-        """Return the number of parts of one block: chunks times channels."""
+        """The number of parts of one block: chunks times channels."""
         return self.chunks * self.channels
 
     @property
     def block_divisor(self) -> int:
-        """Return the number of blocks that `nbytes` covers: those of the larger of input and output (see `Schedule.cost`)."""
+        """The number of blocks that `nbytes` covers: those of the larger of input and output (see `Schedule.cost`)."""
         return max(self.input_blocks, self.output_blocks)
 
     def has_output(self, rank: np.ndarray | int) -> np.ndarray:
@@ -284,20 +284,20 @@ def check_kind(kind: Any, where: str = "") -> str:
 
 
 def similar(name: Any, names: Iterable[str]) -> str:
-    """Return " Did you mean ...?" when a name is close to one of `names`, else an empty string."""
+    """Return " Did you mean ...?" if a name is close to one of `names`, else an empty string."""
     close = difflib.get_close_matches(str(name), list(names), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def check_count(value: Any, what: str) -> int:
-    """`value` as an int; raises ScheduleError unless it is an integer, at least 1."""
+    """Return `value` as an int. Raises ScheduleError unless it is an integer, at least 1."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise ScheduleError(f"{what}={value!r} must be an integer, at least 1.")
     return int(value)
 
 
 def check_pairs(pairs: Any) -> tuple[tuple[int, int], ...]:
-    """`pairs` as a tuple of (source, destination); raises ScheduleError for anything else."""
+    """Return `pairs` as a tuple of (source, destination). Raises ScheduleError for anything else."""
     try:
         found = tuple((operator.index(source), operator.index(destination)) for source, destination in pairs)
     except (TypeError, ValueError):
@@ -306,17 +306,17 @@ def check_pairs(pairs: Any) -> tuple[tuple[int, int], ...]:
 
 
 def check_rank(rank: Any, nranks: int, what: str = "rank") -> int:
-    """`rank` as an int; raises ScheduleError unless it is one of the ranks."""
+    """Return `rank` as an int. Raises ScheduleError unless it is one of the ranks."""
     if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)) or not 0 <= rank < nranks:
         raise ScheduleError(f"{what}={rank!r} must be a rank, an integer from 0 to {nranks - 1}.")
     return int(rank)
 
 
 def chunk_bounds(elements: int, parts: int, itemsize: int) -> np.ndarray:
-    """Bounds of the parts of a block of `elements`: int64[parts + 1], in elements.
+    """Return the bounds of the parts of a block of `elements`: int64[parts + 1], in elements.
 
-    Part c covers ⌊c·elements/parts⌋ … ⌊(c+1)·elements/parts⌋, inner boundaries rounded down to 64 bytes: parts may be
-    empty, and no two share a cache line when the block begins at one.
+    Part c covers ⌊c·elements/parts⌋ … ⌊(c+1)·elements/parts⌋, with inner boundaries rounded down to 64 bytes. Parts may be
+    empty. No two share a cache line if the block begins at one.
     """
     bounds = np.arange(parts + 1, dtype=np.int64) * elements // parts
     line = max(1, ALIGNMENT // itemsize)

@@ -1,4 +1,4 @@
-"""Checks of integer columns that were not made by `build` or by lowering: which arrays, which places, which runs."""
+"""Checks of integer columns that neither `build` nor lowering made: which arrays, places and runs they hold."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ __all__ = ["check_batches", "is_integer", "leaves_buffer", "not_column", "not_wr
 
 
 def is_integer(value: Any, least: int) -> bool:
-    """True for an integer, Python's or NumPy's, of at least `least`."""
+    """Return True for an integer of at least `least`, Python's or NumPy's."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= least)
 
 
 def not_column(columns: Iterable[tuple[str, Any]], ndim: int = 1) -> str:
-    """The first of named values that is not an array of signed integers with `ndim` dimensions, in words; or ""."""
+    """Return, as text, the first of named values that is not an array of signed integers with `ndim` dimensions.
+
+    "" if all are.
+    """
     for name, value in columns:
         if not isinstance(value, np.ndarray):
             return f"{name} is {type(value).__name__}, not an array"
@@ -30,7 +33,7 @@ def not_column(columns: Iterable[tuple[str, Any]], ndim: int = 1) -> str:
 
 
 def leaves_buffer(places: Places, codes: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """A mask of the runs that have no chunks, or do not lie within one buffer; `codes` are their first places."""
+    """Return a mask of the runs that have no chunks, or leave their buffer. `codes` are their first places."""
     last = codes + (count.astype(np.int64) - 1) * places.collective.nranks
     wrong = (codes < 0) | (last < codes) | (last >= places.size)
     several = ~wrong & (last > codes)
@@ -40,14 +43,14 @@ def leaves_buffer(places: Places, codes: np.ndarray, count: np.ndarray) -> np.nd
 
 
 def not_writable(collective: Collective, codes: np.ndarray) -> np.ndarray:
-    """A mask of the places that are inputs, or outputs of ranks that have none."""
+    """Return a mask of the places that are inputs, or outputs of ranks that have none."""
     row, rank = np.divmod(codes, collective.nranks)
     output = (row >= collective.input_chunks) & (row < len(collective.parts_of_rows))
     return (row < collective.input_chunks) | (output & ~collective.has_output(rank))
 
 
 def check_batches(batches: Sequence[Batch], places: Places, name: str) -> None:
-    """Refuse the columns of a schedule that no executor can read; raises ScheduleError with the batch and what is wrong."""
+    """Check the columns of a schedule. Raises ScheduleError with the batch and the fault if no executor can read them."""
     places.collective.check()
     if not is_integer(places.scratch_chunks, 0):
         raise ScheduleError(f"{name}: scratch_chunks={places.scratch_chunks!r} must be an integer, at least 0.")
@@ -61,7 +64,7 @@ def check_batches(batches: Sequence[Batch], places: Places, name: str) -> None:
 
 
 def _malformed(batch: Batch, collective: Collective, before: int) -> str:
-    """The reason why a batch's columns do not fit each other, or ""; `before` is the round of the batch before it."""
+    """Return the reason why a batch's columns do not fit each other, or "". `before` is the round of the batch before it."""
     if not isinstance(batch, Batch):
         return f"it is {batch!r:.60}, not a Batch"
     what = not_column((("dst", batch.dst), ("src", batch.src)), 2) or not_column((("count", batch.count), ("by", batch.by)))
@@ -83,7 +86,10 @@ def _malformed(batch: Batch, collective: Collective, before: int) -> str:
 
 
 def _misplaced(batch: Batch, places: Places) -> str:
-    """The first run of a batch that leaves its buffer, or is written where its rank only reads, in words; or ""."""
+    """Return, as text, the first run of a batch that leaves its buffer or writes a place its rank only reads.
+
+    "" if none does.
+    """
     single, collective = bool((batch.count == 1).all()), places.collective
     for side, codes in (("destination", batch.dst), ("source", batch.src)):
         if not single or codes.min() < 0 or codes.max() >= places.size:
@@ -97,5 +103,5 @@ def _misplaced(batch: Batch, places: Places) -> str:
     everywhere = collective.meaning.receives is every_rank and batch.dst.min() >= collective.input_chunks * collective.nranks
     if not everywhere and (refused := not_writable(collective, batch.dst)).any():
         place = places.place(batch.dst[refused][0])
-        return f"it writes to {place}, which is an input, or an output that this rank does not have"
+        return f"it writes to {place}, an input, or an output that this rank does not have"
     return ""

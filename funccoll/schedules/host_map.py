@@ -15,10 +15,10 @@ __all__ = ["check_host_map", "default_levels", "levels_of"]
 
 
 def check_host_map(hosts: Any, levels: Any, nranks: int) -> tuple[int, ...] | None:
-    """The host of each rank, numbered in the order of first appearance, from `hosts` or `levels`; None from neither.
+    """Return the host of each rank, numbered in the order of first appearance, from `hosts` or `levels`. None without either.
 
-    `hosts` is a number of equal hosts, or the host of each rank; `levels` are (hosts, ranks per host) in the order of ranks.
-    Raises ScheduleError for what is neither, does not fit the ranks, or is given both ways.
+    `hosts` is a number of equal hosts, or the host of each rank. `levels` are (hosts, ranks per host) in the order of ranks.
+    Raises ScheduleError for a value of another form, one that does not fit the ranks, or both at once.
     """
     if levels is None:
         return None if hosts is None else check_hosts(hosts, nranks, "ranks", ScheduleError) or (0,) * nranks
@@ -36,14 +36,14 @@ def check_host_map(hosts: Any, levels: Any, nranks: int) -> tuple[int, ...] | No
 
 
 def default_levels(p: int) -> tuple[int, int]:
-    """Default (hosts, ranks per host): the two factors of p nearest to √p, the smaller one first."""
+    """Return the default (hosts, ranks per host): the two factors of p nearest to √p, the smaller one first."""
     check_count(p, "nranks")
     hosts = next(h for h in range(int(p**0.5), 0, -1) if p % h == 0)
     return hosts, p // hosts
 
 
 def levels_of(hosts: tuple[int, ...] | None) -> tuple[int, int] | None:
-    """(hosts, ranks per host) of equal hosts in the order of ranks; None for another map, and for none."""
+    """Return (hosts, ranks per host) of equal hosts in the order of ranks. None for another map, and for none."""
     if not hosts:
         return None
     count = 1 + max(hosts)

@@ -14,7 +14,7 @@ from .collective import BUFFERS, Collective
 __all__ = ["Batch", "Move", "MoveList", "Place", "Places", "encode"]
 
 _MOST_SCRATCH = 1 << 24
-"""Most chunks of scratch on a rank. Schedules need far fewer: a larger number is a mistake."""
+"""The most chunks of scratch on a rank. Schedules need far fewer: a larger number is a mistake."""
 
 
 class Place(NamedTuple):
@@ -74,7 +74,7 @@ def _side(places: Any) -> str:
 
 
 def _listed(places: Any) -> list[Any]:
-    """One place, or several, as a list."""
+    """Return one place, or several, as a list."""
     single = isinstance(places, tuple) and len(places) == 3 and isinstance(places[1], str)
     return [places] if single else list(places)
 
@@ -114,7 +114,7 @@ class Places:
 
     @property
     def rows(self) -> int:
-        """Chunks of one rank in all three buffers."""
+        """The number of chunks of one rank in all three buffers."""
         return self.collective.input_chunks + self.collective.output_chunks + self.scratch_chunks
 
     @property
@@ -123,24 +123,24 @@ class Places:
         return self.rows * self.collective.nranks
 
     def first_row(self, buffer: str) -> int:
-        """The row of a buffer's chunk 0."""
+        """Return the row of a buffer's chunk 0."""
         c = self.collective
         return (0, c.input_chunks, c.input_chunks + c.output_chunks)[BUFFERS.index(buffer)]
 
     def place(self, code: int) -> Place:
-        """The place with a number."""
+        """Return the place with a number."""
         row, rank = divmod(int(code), self.collective.nranks)
         buffer = next(b for b in reversed(BUFFERS) if row >= self.first_row(b))
         return Place(rank, buffer, row - self.first_row(buffer))
 
     def buffer_of(self, codes: np.ndarray) -> np.ndarray:
-        """The buffer of each place: 0, 1 or 2 for input, output, scratch."""
+        """Return the buffer of each place: 0, 1 or 2 for input, output, scratch."""
         bounds = np.array([self.first_row("output"), self.first_row("scratch")]) * self.collective.nranks
         return np.searchsorted(bounds, codes, side="right")
 
 
 class MoveList(Sequence):
-    """The single moves of a schedule in program order: runs of chunks are cut into chunks. Made when read."""
+    """The single moves of a schedule in program order, made when you read them. Runs of chunks are cut into chunks."""
 
     def __init__(self, batches: Sequence[Batch], places: Places):
         self._batches, self._places = batches, places
@@ -182,7 +182,7 @@ class MoveList(Sequence):
 
 
 def encode(move: Any, collective: Collective, round: int, source: Source | None) -> Batch | None:
-    """A yielded move as columns; None when it has no rows. Raises ScheduleError for places that do not exist."""
+    """Encode a yielded move as columns, or return None if it has no rows. Raises ScheduleError for places that do not exist."""
     if not isinstance(move, Move):
         if isinstance(move, (list, tuple)):
             raise ScheduleError("a round is a flat list of Moves, and this one contains a list.", source)
@@ -254,13 +254,13 @@ def _codes(places: list[tuple], collective: Collective, rows: tuple[int, ...]) -
 
 
 def _row(places: list[tuple], rows: tuple[int, ...], i: int) -> str:
-    """One row of the places as text."""
+    """Return one row of the places as text."""
     at = [(*(np.broadcast_to(x, rows).reshape(-1)[i] for x in (r, c)), b) for r, b, c in places[:4]]
     return ", ".join(f"{b}[{c}]@{r}" for r, c, b in at) + (", ..." if len(places) > 4 else "")
 
 
 def _extent(collective: Collective, buffer: str) -> str:
-    """Number of chunks of a buffer and its reason, as text."""
+    """Return the number of chunks of a buffer and its reason, as text."""
     if buffer == "scratch":
         return f"Chunks of scratch are numbered from 0; there may be {_MOST_SCRATCH:,}."
     blocks = collective.input_blocks if buffer == "input" else collective.output_blocks

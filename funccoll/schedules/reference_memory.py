@@ -15,7 +15,7 @@ __all__ = ["ReferenceMemory", "reference_memory"]
 
 
 def reference_memory(size: int, dtype: Any, op: str, nranks: int) -> ReferenceMemory:
-    """Memory for `size` elements, whose combines apply `op`, among `nranks` ranks."""
+    """Return memory for `size` elements among `nranks` ranks. Its combines apply `op`."""
     return (_Mean if op == "mean" else ReferenceMemory)(size, np.dtype(dtype), op, nranks)
 
 
@@ -31,11 +31,11 @@ class ReferenceMemory:
         self.numbers = np.full(size, self.poison_value)
 
     def read(self, index: Index) -> Any:
-        """The values at an index."""
+        """Return the values at an index."""
         return self.numbers[index]
 
     def combine(self, values: Sequence[Any]) -> Any:
-        """The left fold of values, a copy of a single one."""
+        """Return the left fold of values, and a copy of a single one."""
         return fold(values, self.op) if len(values) > 1 else values[0].copy()
 
     def write(self, index: Index, value: Any) -> None:
@@ -51,13 +51,13 @@ class ReferenceMemory:
         self.numbers[start : start + values.size] = values.reshape(-1)
 
     def read_output(self, start: int, stop: int) -> np.ndarray:
-        """One rank's reduced output. Max and min of a single rank give the canonical NaN too."""
+        """Return one rank's reduced output. Max and min of a single rank give the canonical NaN too."""
         output = self.numbers[start:stop].copy()
         return fold([output], self.op) if self.op in ("max", "min") else output
 
 
 class _Mean(ReferenceMemory):
-    """Memory for means: counts the ranks in every element; the combine that completes a sum divides it."""
+    """Memory for means. It counts the ranks in every element. The combine that completes a sum divides it."""
 
     def __init__(self, size: int, dtype: np.dtype, op: str, nranks: int):
         super().__init__(size, dtype, op, nranks)
@@ -93,7 +93,7 @@ class _Value:
 
 
 def _poison_value(dtype: np.dtype) -> Any:
-    """A value that shows in every result it reaches: NaN, or an unlikely integer."""
+    """Return a value that shows in every result it reaches: NaN, or an unlikely integer."""
     if is_inexact(dtype):
         return np.asarray(np.nan, dtype)
     return np.asarray(0x5A5A5A5A5A5A5A5B).astype(dtype)

@@ -10,13 +10,13 @@ __all__ = ["chunks_of_runs", "expand", "part_steps"]
 
 
 def chunks_of_runs(count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(run, number within its run) of every chunk of runs of `count` chunks, run after run."""
+    """Return (run, number within its run) of every chunk of runs of `count` chunks, run after run."""
     run = np.repeat(np.arange(len(count)), count)
     return run, np.arange(len(run)) - np.repeat(np.cumsum(count) - count, count)
 
 
 def expand(batch: Batch, nranks: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A batch with its runs cut into single chunks: (destinations, sources, row in the batch)."""
+    """Cut the runs of a batch into single chunks. Returns (destinations, sources, row in the batch)."""
     if (batch.count == 1).all():
         return batch.dst, batch.src, np.arange(len(batch))
     row, within = chunks_of_runs(batch.count)
@@ -25,7 +25,7 @@ def expand(batch: Batch, nranks: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 def part_steps(part: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
-    """The part of each run's first chunk and the step to the next one's, and True when all runs are such sequences.
+    """Return the part of each run's first chunk, the step to the next one's, and True if all runs are such sequences.
 
     `part` has the parts of all chunks of the runs.
     """

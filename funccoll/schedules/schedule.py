@@ -66,7 +66,7 @@ class Schedule:
         check_batches(self.batches, self.places, self.algorithm)
 
     def __getstate__(self) -> dict[str, Any]:
-        fields = ("collective", "algorithm", "batches", "scratch_chunks", "host_map")  # cached values are made again
+        fields = ("collective", "algorithm", "batches", "scratch_chunks", "host_map")  # cached values are computed again
         return {name: getattr(self, name) for name in fields}
 
     @property

@@ -74,7 +74,7 @@ def _generator(schedule: Schedule) -> Any:
 
 
 def _moves(batch: Batch, schedule: Schedule) -> Iterator[Move]:
-    """Return a batch as moves of arrays, one for each combination of buffers."""
+    """Yield a batch as moves of arrays, one for each combination of buffers."""
     p, places = schedule.nranks, schedule.places
     firsts = np.array([places.first_row(b) for b in BUFFERS])
     codes = np.concatenate([batch.dst, batch.src], axis=1).astype(np.int64)

@@ -1,9 +1,9 @@
-"""Results that all ranks of a host share: one array, in the memory of its *owner*, in place of one in each rank's.
+"""Results that all ranks of a host share: one array in the memory of its *owner*, not one in each rank's.
 
-Every rank gets the same from a broadcast, an all_gather or an all_reduce, and Arrays are immutable: where all ranks see the
-same memory they need one array of it. The result of a broadcast is the root's argument. An all_gather or an all_reduce with
-one result is a collective with a root, the owner, in which all ranks work, and which none of them leaves before the result
-is complete: p times less is written.
+Every rank gets the same from a broadcast, an all_gather or an all_reduce, and Arrays are immutable. If all ranks see the same
+memory, one array is enough. The result of a broadcast is the root's argument. An all_gather or an all_reduce with one result is
+a collective with a root, the owner. All ranks work in it, and none leaves before the result is complete. p times less is
+written.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ __all__ = ["OWNER", "check_completion", "copies_root", "with_one_result"]
 OWNER = 0
 """The rank that has the result of `with_one_result`."""
 _DIRECT = {"all_gather": ("direct",), "all_reduce": ("two_shot", "one_shot")}
-"""The algorithms in whose place a result is shared: those for memory that all ranks see. Another one was asked for by name."""
+"""The algorithms whose results may be shared: those for memory that all ranks see. Any other was asked for by name."""
 _MOST_RANKS = 64
-"""All ranks wait for each other: more of them would need a tree."""
+"""The most ranks, because all of them wait for each other. More would need a tree."""
 
 
 def copies_root(schedule: Schedule) -> bool:
-    """True for a broadcast in which each rank copies all that it gets from the root's input, to the same place."""
+    """Return True for a broadcast in which each rank only copies from the root's input, to the same place."""
     c, p = schedule.collective, schedule.nranks
     if schedule.kind != "broadcast" or not 1 < p <= _MOST_RANKS or not schedule.streams().verify().reads_only_inputs:
         return False
@@ -45,9 +45,9 @@ def copies_root(schedule: Schedule) -> bool:
 
 
 def with_one_result(schedule: Schedule) -> Streams | None:
-    """The verified streams of the same collective with one result, which OWNER has; None where each rank needs its own.
+    """Return the verified streams of the same collective with one result, which OWNER has. None if each rank needs its own.
 
-    It has the same bits: reductions are left folds in rank order in both. Raises ScheduleError for streams that are wrong.
+    It has the same bits: reductions are left folds in rank order in both. Raises ScheduleError if the streams are wrong.
     """
     kind, p = schedule.kind, schedule.nranks
     direct = schedule.algorithm in _DIRECT.get(kind, ()) and schedule.channels == 1 and 1 < p <= _MOST_RANKS
@@ -67,13 +67,13 @@ def _streams(kind: str, p: int) -> Streams:
 
 
 def _gathered(p: int) -> Schedule:
-    """Every rank writes its own block to the owner."""
+    """Build moves in which every rank writes its own block to the owner."""
     r = np.arange(p)
     return _schedule(Collective("gather", p, OWNER), Move((OWNER, "output", r), (r, "input", 0), by=r))
 
 
 def _reduced(p: int) -> Schedule:
-    """Rank r combines the chunks r of all ranks, in their order, and writes the result to the owner."""
+    """Build moves in which rank r combines the chunks r of all ranks, in their order, and writes the result to the owner."""
     r = np.arange(p)
     combine = Move((OWNER, "output", r), [(i, "input", r) for i in range(p)], by=r)
     return _schedule(Collective("reduce", p, OWNER, chunks=p), combine)
@@ -89,13 +89,13 @@ def _schedule(collective: Collective, move: Move) -> Schedule:
 
 
 def _all_wait(streams: Streams) -> Streams:
-    """The same streams, each of whose ranks leaves after all others have done their work."""
+    """Return the same streams, but each rank leaves only after all others have done their work."""
     p, n = streams.schedule.nranks, len(streams)
     leaves = streams.start[1:] - 1
-    done = np.diff(streams.start) - 1  # the counter of a rank that has only LEAVE to do
+    done = np.diff(streams.start) - 1  # the counter of a rank with only LEAVE left
     waiter = np.repeat(np.arange(n), np.diff(streams.wait_ptr))
     others = np.array([(leaves[r], q, done[q]) for r in range(p) for q in range(p) if q != r]).reshape(-1, 3).T
-    kept = ~np.isin(waiter, leaves)  # what LEAVE waited for is implied
+    kept = ~np.isin(waiter, leaves)  # the waits of LEAVE are implied
     at = np.concatenate([waiter[kept], others[0]])
     order = np.argsort(at, kind="stable")
     stream = np.concatenate([streams.wait_stream[kept], others[1]])[order].astype(streams.wait_stream.dtype)
@@ -105,7 +105,7 @@ def _all_wait(streams: Streams) -> Streams:
 
 
 def check_completion(streams: Streams) -> None:
-    """Raise ScheduleError for streams in which a rank can leave before all outputs are written."""
+    """Raise ScheduleError if a rank can leave before all outputs are written."""
     graph = streams.graph()
     work = np.flatnonzero(streams.opcode == Opcode.COMBINE)
     leaves = np.flatnonzero(streams.opcode == Opcode.LEAVE)

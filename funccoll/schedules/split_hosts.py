@@ -19,9 +19,9 @@ __all__ = ["SplitSchedule", "split_hosts"]
 
 @dataclass(frozen=True, eq=False)
 class SplitSchedule(Schedule):
-    """A schedule whose moves across hosts are copies of single places, each a message. Made by `split_hosts`.
+    """A schedule whose moves across hosts are copies of single places, each a message. `split_hosts` makes it.
 
-    The messages of a round are one batch; the moves inside hosts which follow need nothing that comes later.
+    The messages of a round are one batch. The moves inside hosts that follow need nothing that comes later.
     """
 
     hosts: tuple[int, ...] = ()
@@ -36,16 +36,16 @@ class SplitSchedule(Schedule):
 
     @functools.cached_property
     def _proof(self) -> Proof:
-        """The proof of the whole schedule: what executes this one must give those results, in that order of combination."""
+        """The proof of the whole schedule. Executing this one must give those results, in that order of combination."""
         assert self.whole is not None
         return self.whole.prove()
 
 
 def split_hosts(schedule: Schedule, hosts: Sequence[int]) -> SplitSchedule:
-    """Cut the moves of a schedule where they cross from host to host; `hosts` are those of the ranks.
+    """Cut the moves of a schedule that cross from host to host. `hosts` has the host of each rank.
 
-    A combine gets sources of other hosts into scratch first, and sends its result to other hosts' destinations afterwards;
-    rounds are those of `assign_rounds`. Raises ScheduleError for a wrong number of hosts.
+    A combine first gets the sources on other hosts into scratch, and afterwards sends its result to the destinations on other
+    hosts. Rounds are those of `assign_rounds`. Raises ScheduleError for a wrong number of hosts.
     """
     if len(hosts) != schedule.nranks:
         raise ScheduleError(
@@ -67,7 +67,10 @@ def split_hosts(schedule: Schedule, hosts: Sequence[int]) -> SplitSchedule:
 
 
 def _inside(work: HostWork, number: int, first: int) -> Iterator[Batch]:
-    """The moves inside hosts of one round, step by step, those with equal numbers of sources and destinations together."""
+    """Yield the moves inside hosts of one round, step by step.
+
+    Those with equal numbers of sources and destinations are together.
+    """
     dst_ptr, src_ptr = (np.concatenate([[0], np.cumsum(n)]) for n in (work.dsts, work.srcs))
     rows = np.flatnonzero(work.round == number)
     for step in np.unique(work.step[rows]):

@@ -1,4 +1,4 @@
-"""The order that accesses to memory need: what writes a cell comes after what wrote or read it before."""
+"""The order that accesses to memory need: a write to a cell comes after earlier writes and reads of it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ Item = TypeVar("Item", bound=Hashable)
 
 
 class AccessOrder(Generic[Item]):
-    """Takes items in an order that is right, and tells for each which earlier ones it has to come after."""
+    """Takes items in a right order. It returns for each the earlier items that it has to follow."""
 
     def __init__(self) -> None:
         self._writer: dict[Hashable, Item] = {}
         self._readers: defaultdict[Hashable, list[Item]] = defaultdict(list)
 
     def add(self, item: Item, reads: Sequence[Hashable], writes: Sequence[Hashable]) -> list[Item]:
-        """The items before this one that it conflicts with directly, each once, in the order in which they came."""
+        """Return the items before this one that it conflicts with directly.
+
+        Each appears once, in the order in which they came.
+        """
         before = dict.fromkeys(self._writer[cell] for cell in (*reads, *writes) if cell in self._writer)
         before |= dict.fromkeys(reader for cell in writes for reader in self._readers[cell])
         before.pop(item, None)

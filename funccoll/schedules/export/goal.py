@@ -1,8 +1,9 @@
 """Schedules in GOAL, the input language of LogGOPSim.
 
 Grammar (src/LogGOPSim/txt2bin.re): `num_ranks N`, then for each rank `rank R { ... }` with the lines
-`label: send 8b to 1 tag 0`, `label: recv 8b from 1 tag 0`, `label: calc 5` (nanoseconds), and `label requires label`, of
-which both are defined before.
+`label: send 8b to 1 tag 0`, `label: recv 8b from 1 tag 0`, `label: calc 5` (nanoseconds), and `label requires label`. Both
+labels of the last one are defined before.
+
 Sources: Hoefler, Schneider and Lumsdaine, "LogGOPSim: Simulating Large-Scale Applications in the LogGOPS Model", LSAP 2010;
 https://github.com/spcl/LogGOPSim.
 """
@@ -35,14 +36,14 @@ class _Operation(NamedTuple):
 
 
 def to_goal(schedule: Schedule, nbytes: int, gamma: float) -> str:
-    """The schedule in GOAL; see `Schedule.to_goal`."""
+    """Return the schedule in GOAL; see `Schedule.to_goal`."""
     chunk_bytes(schedule.collective, nbytes)
     if not isinstance(gamma, (int, float)) or isinstance(gamma, bool) or not 0 <= gamma < math.inf:
         raise ScheduleError(f"gamma={gamma!r} must be a number of seconds per byte, finite and at least 0.")
     blocks = schedule.collective.block_divisor
     if nbytes % blocks:
         raise ScheduleError(
-            f"nbytes={nbytes:,}: {schedule.collective} cuts them into {blocks} blocks, of which they must be a multiple."
+            f"nbytes={nbytes:,}: {schedule.collective} cuts them into {blocks} blocks, so they must be a multiple of {blocks}."
         )
     lines = [f"num_ranks {schedule.nranks}", ""]
     sizes = np.diff(chunk_bounds(int(nbytes) // blocks, schedule.collective.parts, 1)).tolist()
@@ -57,7 +58,7 @@ def to_goal(schedule: Schedule, nbytes: int, gamma: float) -> str:
 
 
 def _operations(schedule: Schedule, sizes: list[int], gamma: float) -> list[list[_Operation]]:
-    """The operations of each rank, in an order that keeps what its places hold."""
+    """Return the operations of each rank, in an order that keeps what its places hold."""
     m = schedule.messages().verify()
     p, carries = schedule.nranks, schedule.collective.meaning.carries_data
     out: list[list[_Operation]] = [[] for _ in range(p)]

@@ -5,9 +5,9 @@
      "rounds": [[{"channel": 0, "moves": [{"to": [[0, "output", 0]], "from": [[0, "input", 0], [1, "input", 0]],
                                            "count": 1, "by": 0}]}]]}
 
-A place is [rank, buffer, chunk]. Of a hierarchical algorithm "levels" are [hosts, ranks per host], or the host of each
-rank where hosts are not equal, or not in the order of ranks. What stands in one round happens at the same time; moves that
-stand together have equal numbers of places. Chunk numbers run over the blocks of channel 0 first, then over those of channel 1.
+A place is [rank, buffer, chunk]. "levels" of a hierarchical algorithm are [hosts, ranks per host]. If hosts are not equal, or
+not in the order of ranks, it has the host of each rank. Moves of one round happen at the same time. Moves that stand together
+have equal numbers of places. Chunk numbers run over the blocks of channel 0 first, then over those of channel 1.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MOST = (1 << 31) - 1
 
 
 def to_json(schedule: Schedule) -> str:
-    """The schedule as JSON; see `Schedule.to_json`."""
+    """Return the schedule as JSON; see `Schedule.to_json`."""
     c, p = schedule.collective, schedule.nranks
     firsts = [schedule.places.first_row(b) for b in BUFFERS]
 
@@ -71,7 +71,7 @@ def to_json(schedule: Schedule) -> str:
             "channels": c.channels,
         },
     }
-    lines = ",\n".join(json.dumps(found) for found in rounds)  # a round in each line
+    lines = ",\n".join(json.dumps(found) for found in rounds)  # one round a line
     return f'{json.dumps(head)[:-1]}, "rounds": [\n{lines}\n]}}\n'
 
 
@@ -120,13 +120,13 @@ def _no_constant(text: str) -> NoReturn:
 
 
 class _JsonReader:
-    """Takes the data apart; `where` in its methods is the path inside the JSON."""
+    """Takes the data apart. `where` in its methods is the path inside the JSON."""
 
     def __init__(self, name: str):
         self.name = name
 
     def schedule(self, data: Any) -> Schedule:
-        """The schedule of the whole."""
+        """Return the schedule of the whole."""
         head = self._object(data, "", ("format", "version", "algorithm", "levels", "scratch_chunks", "collective", "rounds"))
         if head["format"] != _FORMAT or head["version"] != _VERSION or isinstance(head["version"], bool):
             self._fail("", f"format {head['format']!r:.40}, version {head['version']!r:.20}; this is {_FORMAT}, {_VERSION}")
@@ -138,7 +138,7 @@ class _JsonReader:
         if places.size > _MOST_CHUNKS:
             self._fail("collective", f"its buffers have {places.size:,} chunks in all, and {_MOST_CHUNKS:,} are read at most")
         levels = head["levels"]
-        pair = levels is None or (isinstance(levels, list) and len(levels) == 2)  # two ranks have one map that is not levels
+        pair = levels is None or (isinstance(levels, list) and len(levels) == 2)  # the only map of two ranks that is not levels
         hosts = check_host_map(None, levels, collective.nranks) if pair else check_host_map(levels, None, collective.nranks)
         batches = []
         for number, round in enumerate(self._list(head["rounds"], "rounds")):
@@ -157,7 +157,7 @@ class _JsonReader:
             at = f"collective.pairs[{i}]"
             source, destination = self._list(pair, at, 2)
             pairs.append((self._integer(source, at), self._integer(destination, at)))
-        least = numbers["nranks"] * numbers["chunks"] * numbers["channels"]  # before anything is made of it
+        least = numbers["nranks"] * numbers["chunks"] * numbers["channels"]  # checked before memory is allocated
         if least > _MOST_CHUNKS:
             self._fail("collective", f"its buffers have more than {_MOST_CHUNKS:,} chunks in all")
         return Collective(found["kind"], pairs=tuple(pairs), **numbers).check()

@@ -1,9 +1,9 @@
 """Schedules to MSCCL's XML.
 
-The schedule's rounds of messages, which are proved, become steps: on each rank one thread block for each direction of each
-connection and channel, and one for local work. So a thread block never waits in a send for what comes in a receive behind it,
-and the file needs no buffering: every send can wait for its receive. A fold of k operands is a copy and k - 1 reductions, or
-one `rrc` where its only other operand is received for it.
+The schedule's proved rounds of messages become steps. Each rank has one thread block for each direction of each connection and
+channel, and one for local work. So a thread block never waits in a send for data of a receive behind it. The file needs no
+buffering: every send can wait for its receive. A fold of k operands is a copy and k - 1 reductions. It is one `rrc` if its only
+other operand is received for it.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ __all__ = ["to_msccl_xml"]
 
 _LOCAL, _RECEIVE, _SEND = range(3)
 _Key = tuple[int, int, int]
-"""(channel, role, peer) of a thread block, which orders a rank's thread blocks."""
+"""(channel, role, peer) of a thread block. It orders a rank's thread blocks."""
 _Cell = tuple[str, int]
 
 
 def to_msccl_xml(schedule: Schedule) -> str:
-    """The schedule as MSCCL XML; see `Schedule.to_msccl_xml`."""
+    """Return the schedule as MSCCL XML; see `Schedule.to_msccl_xml`."""
     if schedule.kind not in COLLECTIVES:
         raise ScheduleError(
             f"{schedule.kind} has no MSCCL XML: MSCCL's runtimes have {', '.join(COLLECTIVES)}. `to_json` writes any schedule."
@@ -66,7 +66,7 @@ class _Piece:
 
 
 class _Fused(NamedTuple):
-    """A fold of what is received from `sender` and a local operand into a target."""
+    """A fold, into a target, of a local operand and of what is received from `sender`."""
 
     sender: int
     local: int
@@ -90,7 +90,7 @@ class _Exporter:
         self.ranks: list[list[_Piece]] = [[] for _ in range(self.p)]
 
     def program(self) -> MscclProgram:
-        """The program of all ranks."""
+        """Return the program of all ranks."""
         self._collect()
         self._compact_scratch()
         graph, blocks = self._graph()
@@ -104,7 +104,7 @@ class _Exporter:
     # ------------------------------------------------------------ steps
 
     def _collect(self) -> None:
-        """The steps of all ranks, each rank's in an order that keeps what its places hold."""
+        """Collect the steps of all ranks. Each rank's are in an order that keeps what its places hold."""
         for sends, combines in self.streams.rounds():
             sent = [x for i in sends for x in self._message(i)]
             folds = [x for i in combines for x in self._cut(i)]
@@ -120,12 +120,12 @@ class _Exporter:
                 self.ranks[rank] += self._fold(rank, channel, dsts, srcs, n, fused)
 
     def _message(self, i: int) -> Iterator[tuple[int, int, int, int, int, int]]:
-        """(sender, receiver, channel, source, destination, chunks) of each piece of a message."""
+        """Yield (sender, receiver, channel, source, destination, chunks) of each piece of a message."""
         for _, channel, (dst,), (src,), n in self._cut(i):
             yield src % self.p, dst % self.p, channel, src, dst, n
 
     def _cut(self, i: int) -> Iterator[tuple[int, int, list[int], list[int], int]]:
-        """(rank, channel, destinations, sources, chunks) of each piece of an instruction."""
+        """Yield (rank, channel, destinations, sources, chunks) of each piece of an instruction."""
         s = self.streams
         dsts, srcs = s.operands(i)
         rank, channel = int(s.stream[i]) // s.schedule.channels, int(s.part[i]) // self.collective.chunks
@@ -133,7 +133,10 @@ class _Exporter:
             yield rank, channel, [x + at * self.p for x in dsts], [x + at * self.p for x in srcs], n
 
     def _pieces(self, places: Sequence[int], count: int) -> Iterator[tuple[int, int]]:
-        """(first chunk, chunks) of pieces of runs from these places on that are contiguous in memory and short enough."""
+        """Yield (first chunk, chunks) of the pieces of runs from these places on.
+
+        Pieces are contiguous in memory and short enough.
+        """
         rows = [place // self.p for place in places]
         start = 0
         for i in range(1, count + 1):
@@ -143,7 +146,7 @@ class _Exporter:
                 start = i
 
     def _fused(self, sent: list, combines: list) -> dict[int, _Fused]:
-        """Staging place -> what its receive is when a receive and a fold are one step, `rrc`.
+        """Return the receives that are one step, `rrc`, with a fold, by staging place.
 
         All that comes over a connection in the round must be folded so, in the order in which it comes.
         """
@@ -165,7 +168,7 @@ class _Exporter:
     def _fold(
         self, rank: int, channel: int, dsts: list[int], srcs: list[int], n: int, fused: dict[int, _Fused]
     ) -> Iterator[_Piece]:
-        """The steps of destinations := left fold of the sources on one rank."""
+        """Add the steps of destinations := left fold of the sources on one rank."""
         key = (channel, _LOCAL, -1)
 
         def step(type: str, src: int, dst: int) -> _Piece:
@@ -180,7 +183,7 @@ class _Exporter:
             inside = next((d for d in dsts if d in srcs), None)
             target = target if inside is None else inside
             at = srcs.index(target) if target in srcs else -1
-            if at > 1:  # it is needed after the first operands are folded
+            if at > 1:  # the fold needs it after its first operands
                 target = self._extra(rank, n)
             elif at == 1:
                 srcs = [srcs[1], srcs[0], *srcs[2:]]  # every op commutes
@@ -193,7 +196,7 @@ class _Exporter:
                 yield step("cpy", target, dst)
 
     def _extra(self, rank: int, n: int) -> int:
-        """A place for n further chunks of scratch."""
+        """Return a place for n further chunks of scratch."""
         row = len(self.letters)
         first = self.offsets[-1] + 1 if self.letters[-1] == "s" else 0
         self.letters += ["s"] * n
@@ -219,7 +222,7 @@ class _Exporter:
     # ------------------------------------------------------------ dependencies
 
     def _graph(self) -> tuple[HappensBefore, list[list[tuple[_Key, list[_Piece]]]]]:
-        """The steps of all ranks as a graph, without implied waits, and each rank's thread blocks."""
+        """Return the steps of all ranks as a graph, without implied waits, and each rank's thread blocks."""
         blocks, number, start = [], {}, [0]
         for pieces in self.ranks:
             by_key: defaultdict[_Key, list[_Piece]] = defaultdict(list)
@@ -252,7 +255,7 @@ class _Exporter:
             piece.waits = [b for b in before if keys[b] != piece.key]
 
     def _gpu(self, rank: int, graph: HappensBefore, blocks: list[list[tuple[_Key, list[_Piece]]]]) -> MscclGpu:
-        """A rank's thread blocks, with `nop`s for waits of more than one step."""
+        """Return a rank's thread blocks, with `nop`s for waits of more than one step."""
         first = sum(map(len, blocks[:rank]))
         out, where, waits = [], {}, []
         for i, ((channel, role, peer), pieces) in enumerate(blocks[rank]):
@@ -278,7 +281,7 @@ class _Exporter:
     # ------------------------------------------------------------ limits
 
     def _check_limits(self, program: MscclProgram) -> None:
-        """Refuse what no runtime of MSCCL reads."""
+        """Raise a ScheduleError for a program that no runtime of MSCCL reads."""
         for rank, gpu in enumerate(program.gpus):
             steps = [len(block.steps) for block in gpu.blocks]
             peers = [

@@ -1,10 +1,10 @@
 """MSCCL's XML: its elements as records, its operations and limits, and its text.
 
-A `gpu` is a rank, a `tb` a thread block that executes its `step`s in order and talks to at most one rank that it sends to and
-one that it receives from, over a channel (`chan`). The k-th send over a connection (sender, receiver, channel) meets
-the k-th receive. A step may wait for a step of another thread block of its rank (`depid`, `deps`), which then has
-`hasdep="1"`; further ones are waited for by `nop`s before it. Buffers are "i", "o" and "s" (input, output, scratch), offsets
-and counts are chunks, of which a block has `parts`, in the order of memory.
+A `gpu` is a rank. A `tb` is a thread block that executes its `step`s in order. It sends to at most one rank and receives from
+at most one, over a channel (`chan`). The k-th send over a connection (sender, receiver, channel) matches the k-th receive. A
+step may wait for a step of another thread block of its rank (`depid`, `deps`). That step then has `hasdep="1"`. Before a step
+with further waits stand `nop`s, one for each. Buffers are "i", "o" and "s" (input, output, scratch). Offsets and counts are
+chunks. A block has `parts` of them, in the order of memory.
 
 Source: the parser and the interpreter of Azure/msccl-executor-nccl (src/misc/msccl/msccl_parser.cc,
 src/device/msccl_kernel.cu) and of ROCm/rccl, and the simulator MSCCL-XML-Verifier.
@@ -45,24 +45,27 @@ COLLECTIVES = {
     "gather": "gather",
     "scatter": "scatter",
 }
-"""Our collectives -> the names that the runtimes know. They have no others but send, recv and alltoallv."""
+"""The names that the runtimes know, by ours. They have no others but send, recv and alltoallv."""
 
 MOST_STEPS = 256
-"""Steps of a thread block (MSCCL_MAX_NUM_STEPS; 64 in Azure's latest)."""
+"""The most steps of a thread block (MSCCL_MAX_NUM_STEPS; 64 in Azure's latest)."""
 MOST_THREAD_BLOCKS = 128
-"""Thread blocks of a rank: `depid` is kept in 8 bits with a sign."""
+"""The most thread blocks of a rank: `depid` is kept in 8 bits with a sign."""
 MOST_PEERS = 32
-"""Thread blocks of a rank that send over one channel, and that receive (MSCCL_MAX_NUM_THREAD_BLOCKS_PER_CHANNEL)."""
+"""The most thread blocks of a rank that send over one channel, and that receive (MSCCL_MAX_NUM_THREAD_BLOCKS_PER_CHANNEL)."""
 MOST_COUNT = 71
-"""Chunks of a step: less than MSCCL_MAX_COUNT."""
+"""The most chunks of a step: less than MSCCL_MAX_COUNT."""
 MOST_OFFSET = 32767
-"""Offsets are kept in 16 bits with a sign."""
+"""The largest offset: offsets are kept in 16 bits with a sign."""
 MOST_NODES = 4096
-"""XML elements that are kept for one rank: the algorithm, all gpus, its thread blocks and steps."""
+"""The most XML elements that are kept for one rank: the algorithm, all gpus, its thread blocks and steps."""
 
 
 class Operation(NamedTuple):
-    """The effect of a type of step: it receives, folds what is at `src` (to it, or what it received), writes `dst`, sends."""
+    """The effect of a type of step.
+
+    It receives, folds the data at `src` (to it, or what it received), writes `dst`, and sends.
+    """
 
     receives: bool = False
     reads: bool = False
@@ -82,12 +85,12 @@ OPERATIONS = {
     "re": Operation(reads=True, writes=True, reduces=True),
     "nop": Operation(),
 }
-"""Types of steps. `re` folds its source to its destination; the others that reduce fold what is received and the source."""
+"""Types of steps. `re` folds its source to its destination. The others that reduce fold what is received and the source."""
 
 
 @dataclass(slots=True)
 class MscclStep:
-    """A step. Of `s` the destination, and of `r` the source, tell where the other side has the data."""
+    """A step. The destination of an `s`, and the source of an `r`, are places on the other side."""
 
     type: str
     source: tuple[str, int]
@@ -100,7 +103,7 @@ class MscclStep:
 
 
 def own_cells(step: MscclStep) -> list[tuple[str, int]]:
-    """The first cells of what a step reads and writes on its own rank."""
+    """Return the first cells that a step reads and writes on its own rank."""
     does = OPERATIONS[step.type]
     return [step.source] * does.reads + [step.destination] * does.writes
 
@@ -148,7 +151,7 @@ class MscclProgram:
         return self.parts * scale(self.kind, self.nranks)
 
     def text(self) -> str:
-        """The XML. The attribute `root` is ours; runtimes ignore it, as they ignore all that they do not know."""
+        """Return the XML. The attribute `root` is ours. Runtimes ignore it, like all attributes they do not know."""
         return "\n".join(self._lines()) + "\n"
 
     def _lines(self) -> Iterator[str]:
@@ -176,5 +179,5 @@ class MscclProgram:
 
 
 def scale(kind: str, nranks: int) -> int:
-    """The number by which the runtimes multiply a call's count (`sizeMultiplier`)."""
+    """Return the number by which the runtimes multiply a call's count (`sizeMultiplier`)."""
     return nranks if kind in ("all_gather", "reduce_scatter", "all_to_all") else 1

@@ -1,10 +1,10 @@
-"""The steps of an MSCCL program as a graph: what comes before what, deadlocks, races, and levels.
+"""The steps of an MSCCL program as a graph: their order, deadlocks, races, and levels.
 
-Each step comes after the one before it in its thread block, after the step that it waits for, and a receive after its send.
-A cycle is a deadlock, and two accesses to one place that the graph does not order are a race.
+Each step comes after the one before it in its thread block, after the step that it waits for, and a receive after its send. A
+cycle is a deadlock. Two accesses to one place that the graph does not order are a race.
 
-Sends are taken as the runtime's, which buffer: a send does not wait for its receive. Where the program works without (every
-file of ours does), send and receive have one level.
+Sends are taken as the runtime's, which buffer: a send does not wait for its receive. If the program works without buffers
+(every file of ours does), send and receive have one level.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .msccl_format import OPERATIONS, MscclProgram, MscclStep
 __all__ = ["StepGraph", "StepNode"]
 
 _MOST_ACCESSES = 1 << 20
-"""Chunks of all steps of a program that is read."""
+"""The most chunks of all steps of a program that is read."""
 
 
 @dataclass(slots=True)
 class StepNode:
-    """One half of a step on a rank: what it receives, or does locally, or sends."""
+    """One half of a step on a rank: it receives, works locally, or sends."""
 
     rank: int
     step: MscclStep
@@ -40,7 +40,7 @@ class StepNode:
     slot: int = -1
     """Scratch for the result of an `rrs`, which has no place of its own."""
     folded: list[MscclStep] = field(default_factory=list)
-    """Steps `re` before this one, with which it is one fold."""
+    """Steps `re` before this one that are one fold with it."""
     replaced: bool = False
     """True for an `re` that belongs to the fold of a later one."""
 
@@ -48,8 +48,8 @@ class StepNode:
 class StepGraph:
     """The nodes of a program, thread block after thread block: those of block b are start[b] ... start[b + 1] - 1.
 
-    `level` has the level of each node; `buffered` is True where the program needs sends that do not wait. `writes` has for
-    each cell (rank, buffer, chunk) the levels at which it is written. Raises ScheduleError for deadlocks and races.
+    `level` has the level of each node. `buffered` is True if the program needs sends that do not wait. `writes` has, for each
+    cell (rank, buffer, chunk), the levels at which it is written. Raises ScheduleError for deadlocks and races.
     """
 
     def __init__(self, program: MscclProgram, name: str):
@@ -60,7 +60,7 @@ class StepGraph:
         self._check_races()
 
     def _collect(self) -> None:
-        """The nodes, thread block after thread block."""
+        """Collect the nodes, thread block after thread block."""
         self.nodes: list[StepNode] = []
         self.start, self.channel = [0], []
         waits: list[tuple[int, int, int, int]] = []  # node, rank, thread block, step
@@ -82,19 +82,19 @@ class StepGraph:
         self.waits = [(node, last[rank, tb, s]) for node, rank, tb, s in waits]
 
     def _fold_with_previous(self, steps: Sequence[MscclStep], index: int) -> None:
-        """Make an `re` one fold with that before it: to the same place, and no step waits for that one."""
+        """Join an `re` to the one before it as one fold, if both have one destination and no step waits for that one."""
         node, step = self.nodes[-1], steps[index]
         if not index:
             return
         before = steps[index - 1]
         same = (before.type, before.destination, before.count) == ("re", step.destination, step.count)
-        # A fold that reads its own destination again stays apart.
+        # A fold that reads its own destination again stays separate.
         if same and not before.awaited and not _overlap(step.source, step.destination, step.count):
             previous = self.nodes[-2]
             node.folded, previous.replaced = [*previous.folded, before], True
 
     def _match(self) -> None:
-        """Find the receive of every send: the k-th of a connection meets the k-th."""
+        """Find the receive of every send: the k-th send of a connection matches the k-th receive."""
         sides: dict[str, defaultdict[tuple[int, int, int], list[int]]] = {}
         sides |= {"send": defaultdict(list), "receive": defaultdict(list)}
         first = 0
@@ -113,7 +113,7 @@ class StepGraph:
                 self.nodes[s].partner, self.nodes[r].partner = r, s
                 counts = self.nodes[s].step.count, self.nodes[r].step.count
                 if counts[0] != counts[1]:
-                    self.fail(f"a send of {counts[0]} chunks meets a receive of {counts[1]}", s, r)
+                    self.fail(f"a send of {counts[0]} chunks is paired with a receive of {counts[1]}", s, r)
             if len(sent) != len(received):
                 more, what, verb = (sent, "send", "receive") if len(sent) > len(received) else (received, "receive", "send")
                 i = more[min(len(sent), len(received))]
@@ -125,7 +125,7 @@ class StepGraph:
                 )
 
     def _level(self) -> None:
-        """The level of every node; without buffers if the program works so."""
+        """Find the level of every node, without buffers if the program works so."""
         nodes = self.nodes
         edges = [*self.waits, *((r, nodes[r].partner) for r in range(len(nodes)) if nodes[r].part == "receive")]
         edges.sort()
@@ -141,7 +141,7 @@ class StepGraph:
         self.level: list[int] = self._graph.level.tolist() if joined is None else joined
 
     def _rendezvous_levels(self, edges: Sequence[tuple[int, int]]) -> list[int] | None:
-        """Levels in which a send and its receive are one; None where that would be a deadlock."""
+        """Return levels in which a send and its receive are one. None if that would be a deadlock."""
         nodes = self.nodes
         whole = [n.partner if n.part == "receive" else i for i, n in enumerate(nodes)]
         after: list[list[int]] = [[] for _ in nodes]
@@ -171,7 +171,7 @@ class StepGraph:
     # ------------------------------------------------------------ accesses
 
     def accesses(self, node: StepNode) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-        """The cells that a node reads and writes on its rank."""
+        """Return the cells that a node reads and writes on its rank."""
         step, does = node.step, OPERATIONS[node.step.type]
         if node.part == "send":
             start = step.source if step.type == "s" else step.destination
@@ -181,7 +181,7 @@ class StepGraph:
         return (reads + writes if step.type == "re" else reads), writes
 
     def cells(self, rank: int, start: tuple[str, int], count: int) -> list[tuple[str, int]]:
-        """The cells of a run; in place, input and output are cells of one buffer."""
+        """Return the cells of a run. In place, input and output are cells of one buffer."""
         letter, offset = start
         if self.program.in_place and letter != "s":
             offset += self.in_place_shift(rank, letter)
@@ -189,12 +189,12 @@ class StepGraph:
         return [(letter, offset + i) for i in range(count)]
 
     def in_place_shift(self, rank: int, letter: str) -> int:
-        """The offset of a buffer in the larger one, of which it is this rank's block."""
+        """Return the offset of a buffer in the larger one that contains it as this rank's block."""
         small = {"all_gather": "i", "reduce_scatter": "o"}.get(self.program.kind)
         return rank * self.program.parts if letter == small else 0
 
     def _check_races(self) -> None:
-        """Refuse accesses to one cell, of which one writes, that the graph does not order."""
+        """Raise a ScheduleError for accesses to one cell, one of them a write, that the graph does not order."""
         if sum(node.step.count for node in self.nodes) > _MOST_ACCESSES:
             self.fail(f"its steps move more than {_MOST_ACCESSES:,} chunks in all")
         writer: dict[tuple[int, str, int], int] = {}

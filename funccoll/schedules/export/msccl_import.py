@@ -1,7 +1,7 @@
 """MSCCL's XML to proved schedules.
 
-A level of the graph of steps becomes a round of moves, in which a message is one move from place to place. What is overwritten
-between a send and its receive, where sends are buffered, goes through further scratch.
+A level of the graph of steps becomes a round of moves. In it a message is one move from place to place. If sends are buffered,
+what is overwritten between a send and its receive goes through further scratch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .msccl_parser import parse_msccl
 __all__ = ["from_msccl_xml"]
 
 _MOST_LINES = 10_000
-"""Moves of a schedule that is proved once more to find the line of what is wrong."""
+"""The most moves of a schedule that is proved once more to find the line of a fault."""
 
 
 def from_msccl_xml(text_or_path: str | os.PathLike[str]) -> Schedule:
@@ -78,7 +78,7 @@ class _Importer:
     # ------------------------------------------------------------ places
 
     def _place(self) -> None:
-        """The collective, and the place of every cell."""
+        """Find the collective, and the place of every cell."""
         program, kind = self.program, KINDS[self.program.kind]
         channels = program.channels if self._channels_are_disjoint() else 1
         if not channels > 1:
@@ -93,7 +93,7 @@ class _Importer:
             self.rows[letter] = rows.tolist()
         self.first_scratch = c.input_chunks + c.output_chunks
         self.scratch = max(gpu.chunks["s"] for gpu in program.gpus)
-        self._shadow: dict[int, int] = {}  # rank -> first row of a copy of what it may write and we may not
+        self._shadow: dict[int, int] = {}  # rank -> first row of a copy of the cells that it may write, and we may not
         if program.in_place and program.kind in ("gather", "scatter"):
             self.graph.fail(f'{COLLECTIVES[program.kind]} in place is not read: write it out of place (inplace="0")')
         for rank in range(self.p):
@@ -101,7 +101,7 @@ class _Importer:
                 self._shadow[rank] = self._more_scratch(max(c.input_chunks, c.output_chunks))
 
     def _channels_are_disjoint(self) -> bool:
-        """True when every channel has its own parts of the blocks, and its own scratch, as our channels have."""
+        """Return True if every channel has its own parts of the blocks, and its own scratch, as our channels have."""
         program, n = self.program, self.program.channels
         if n == 1 or program.parts % n or program.in_place:
             return False
@@ -120,7 +120,7 @@ class _Importer:
         return True
 
     def _root(self) -> int:
-        """The root: as it says, or the only rank with an input or output."""
+        """Return the root: the one the program names, or the only rank with an input or output."""
         if self.program.root is not None:
             return self.program.root
         letter = "i" if KINDS[self.program.kind].name in ("broadcast", "scatter") else "o"
@@ -128,7 +128,7 @@ class _Importer:
         return having[0] if len(having) == 1 else 0
 
     def _needs_shadow(self, rank: int) -> bool:
-        """True where a rank writes what we only read, or what is not an output of ours."""
+        """Return True if a rank writes places that we only read, or that are not an output of ours."""
         c, program = self.collective, self.program
         if program.in_place:
             return program.kind == "reduce_scatter" or not bool(c.has_output(rank))
@@ -137,13 +137,13 @@ class _Importer:
         return any((rank, letter, offset) in self.graph.writes for letter in letters for offset in range(sizes[letter]))
 
     def _more_scratch(self, chunks: int) -> int:
-        """The first row of further scratch."""
+        """Return the first row of further scratch."""
         row = self.first_scratch + self.scratch
         self.scratch += chunks
         return row
 
     def _row(self, rank: int, letter: str, offset: int) -> int:
-        """The row of a cell, as `_cells` gives it."""
+        """Return the row of a cell, as `StepGraph.cells` gives it."""
         c = self.collective
         if letter == "s":
             return self.first_scratch + offset
@@ -155,7 +155,7 @@ class _Importer:
     # ------------------------------------------------------------ moves
 
     def schedule(self) -> Schedule:
-        """The schedule, proved; a failed proof names the line of the XML."""
+        """Return the schedule, proved. A failed proof names the line of the XML."""
         moves = [*self._before(), *self._moves()]
         moves += self._after(1 + max((m.level for m in moves), default=0))
         found = self._schedule_of(moves, lines=False)
@@ -168,7 +168,7 @@ class _Importer:
         return found
 
     def _schedule_of(self, moves: Sequence[_RunMove], lines: bool) -> Schedule:
-        """The schedule of moves; with `lines` each move has its own line, which takes longer to prove."""
+        """Return the schedule of moves. With `lines` each move has its own line, which takes longer to prove."""
         groups: defaultdict[tuple[int, int, int, int], list[_RunMove]] = defaultdict(list)
         for number, move in enumerate(moves):
             groups[move.level, move.channel, len(move.sources), number if lines else 0].append(move)
@@ -188,7 +188,7 @@ class _Importer:
         return Schedule(self.collective, self.program.name or "msccl", batches, self.scratch)
 
     def _moves(self) -> Iterator[_RunMove]:
-        """The moves of all nodes."""
+        """Yield the moves of all nodes."""
         for block, (first, stop) in enumerate(pairwise(self.graph.start)):
             for i in range(first, stop):
                 node = self.graph.nodes[i]
@@ -209,7 +209,7 @@ class _Importer:
         yield from self._pieces(self.graph.level[i], channel, node.rank, target, operands, step.line)
 
     def _received(self, receive: int, send: int, channel: int) -> Generator[_RunMove, None, list[int]]:
-        """The places of what a node receives: where it is sent from, if it is still there, else a copy in scratch."""
+        """Find the places of what a node receives: the source of the send, if it is still there, else a copy in scratch."""
         sender = self.graph.nodes[send]
         step = sender.step
         if step.type == "rrs":
@@ -232,7 +232,7 @@ class _Importer:
         return [(node.slot + k) * self.p + node.rank for k in range(node.step.count)]
 
     def _run(self, rank: int, start: tuple[str, int], count: int) -> list[int]:
-        """The places of a run of chunks."""
+        """Return the places of a run of chunks."""
         if start[1] < 0:
             return []
         return [self._row(rank, *cell) * self.p + rank for cell in self.graph.cells(rank, start, count)]
@@ -240,7 +240,7 @@ class _Importer:
     def _pieces(
         self, level: int, channel: int, by: int, target: Sequence[int], operands: Sequence[Sequence[int]], line: int
     ) -> Iterator[_RunMove]:
-        """A move as runs that are contiguous everywhere and stay within blocks."""
+        """Yield a move as runs that are contiguous everywhere and stay within blocks."""
         columns = [target, *operands]
         first, parts = 0, self.collective.chunks
         for i in range(1, len(target) + 1):
@@ -255,7 +255,7 @@ class _Importer:
         return row < self.first_scratch and (row if row < c.input_chunks else row - c.input_chunks) % c.chunks == 0
 
     def _before(self) -> Iterator[_RunMove]:
-        """Copies of the inputs to where the program changes them."""
+        """Yield copies of the inputs to where the program changes them."""
         program, c = self.program, self.collective
         letter = "o" if program.in_place else "i"
         for rank in range(self.p):
@@ -267,7 +267,7 @@ class _Importer:
                     yield from self._pieces(-1, channel, rank, into, [[row * self.p + rank for _, row in rows]], program.line)
 
     def _after(self, level: int) -> Iterator[_RunMove]:
-        """Copies of results from where the program leaves them to the outputs."""
+        """Yield copies of results from where the program leaves them to the outputs."""
         program = self.program
         for rank, shadow in self._shadow.items():
             if program.in_place and bool(self.collective.has_output(rank)):

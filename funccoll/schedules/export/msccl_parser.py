@@ -1,4 +1,4 @@
-"""Reading of MSCCL's XML: elements, attributes and limits are checked, each error with its line; nothing is executed.
+"""Reading of MSCCL's XML. Elements, attributes and limits are checked, and each error has its line. Nothing is executed.
 
 The parser is expat without document types, so there are no entities to expand and no other files to load. Every count is
 bounded by the elements that the file really has, before memory is allocated for it.
@@ -31,7 +31,7 @@ from .read_text import read_text
 __all__ = ["parse_msccl"]
 
 _KINDS = {spelling: kind for kind, spelling in COLLECTIVES.items()} | {"reduce_scatter": "reduce_scatter"}
-"""msccl-tools writes reduce_scatter, which the runtimes do not know."""
+"""Our names of collectives. msccl-tools writes reduce_scatter, which the runtimes do not know."""
 _INSIDE = {"algo": "", "gpu": "algo", "tb": "gpu", "step": "tb"}
 _MOST_ELEMENTS = 1 << 16
 _MOST_CHUNKS = 1 << 20
@@ -40,7 +40,7 @@ _INTEGER = re.compile(r"-?[0-9]{1,10}")
 
 
 def parse_msccl(given: str | os.PathLike[str]) -> tuple[MscclProgram, str]:
-    """The program in a text or file, and the name of the text. Raises ScheduleError with element, attribute and line."""
+    """Return the program in a text or file, and the name of the text. Raises ScheduleError with element, attribute and line."""
     text, name = read_text(given, "<", "MSCCL XML")
     reader = _XmlReader(name)
     reader.read(text)
@@ -69,7 +69,7 @@ class _XmlReader:
             raise self._error(f"it is not well-formed: {expat.ErrorString(error.code)}", error.lineno) from None
 
     def finish(self) -> MscclProgram:
-        """The program, once everything is read; counts are compared with what was there."""
+        """Return the program once everything is read. Counts are compared with the elements that were there."""
         program = self.program
         if program is None:
             raise self._error("it has no element algo", 1)
@@ -136,7 +136,7 @@ class _XmlReader:
         assert self.program is not None
         rank = self._integer("id", 0, self.program.nranks - 1)
         if rank != len(self.program.gpus):
-            self._fail(f"gpu id={rank} comes where {len(self.program.gpus)} must: each rank once, in order")
+            self._fail(f"gpu id={rank} comes in place of {len(self.program.gpus)}: each rank once, in order")
         sizes = {letter: self._integer(f"{letter}_chunks", 0) for letter in "ios"}
         self.program.gpus.append(MscclGpu(sizes, [], self._line))
 
@@ -145,7 +145,7 @@ class _XmlReader:
         gpu, nranks = self.program.gpus[-1], self.program.nranks
         rank, number = len(self.program.gpus) - 1, self._integer("id", 0, MOST_THREAD_BLOCKS * 8 - 1)
         if number != len(gpu.blocks):
-            self._fail(f"tb id={number} of gpu {rank} comes where {len(gpu.blocks)} must: each once, in order")
+            self._fail(f"tb id={number} of gpu {rank} comes in place of {len(gpu.blocks)}: each once, in order")
         send, receive = self._integer("send", -1, nranks - 1), self._integer("recv", -1, nranks - 1)
         channel = self._integer("chan", -1 if send == receive == -1 else 0, self.program.channels - 1)
         if rank in (send, receive):
@@ -163,7 +163,7 @@ class _XmlReader:
         block = self.program.gpus[-1].blocks[-1]
         index = self._integer("s", 0)
         if index != len(block.steps):
-            self._fail(f"step s={index} comes where {len(block.steps)} must: each once, in order")
+            self._fail(f"step s={index} comes in place of {len(block.steps)}: each once, in order")
         type = self._text("type")
         if type not in OPERATIONS:
             self._fail(f"there is no step of type={type!r:.40}. There are {', '.join(OPERATIONS)}")
@@ -215,7 +215,7 @@ class _XmlReader:
             raise self._error(what, step.line)
         if awaited.type == "nop" or not awaited.awaited:
             raise self._error(
-                f'depid={tb}, deps={s}: that step (line {awaited.line}) has hasdep="0" or is a nop, so nothing tells when it '
+                f'depid={tb}, deps={s}: that step (line {awaited.line}) has hasdep="0" or is a nop, so nothing signals when it '
                 "is done and this one would wait forever",
                 step.line,
             )

@@ -10,13 +10,13 @@ from ...errors import ScheduleError
 __all__ = ["LARGEST_FILE", "read_text"]
 
 LARGEST_FILE = 16 << 20
-"""Bytes of the largest file that is read: that of MSCCL's for 128 ranks has some megabytes."""
+"""The bytes of the largest file that is read. MSCCL's for 128 ranks has some megabytes."""
 
 
 def read_text(given: str | os.PathLike[str], first: str, format: str) -> tuple[str, str]:
-    """(text, name for errors) of a text that begins with `first`, or of the file that is named.
+    """Return (text, name for errors). `given` is a text that begins with `first`, or the name of a file.
 
-    Raises ScheduleError for a file that does not exist, is not a regular one or not UTF-8, and for one that is too large.
+    Raises ScheduleError if a file does not exist, is not a regular one, is not UTF-8, or is too large.
     """
     if isinstance(given, str) and given.lstrip("\ufeff \t\r\n").startswith(first):
         if len(given) > LARGEST_FILE:

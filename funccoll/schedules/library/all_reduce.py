@@ -105,7 +105,7 @@ def recursive_doubling(p: int) -> Rounds:
     bits = len(survivors).bit_length() - 1
     for k in range(bits):
         other = survivors[np.arange(len(survivors)) ^ (1 << k)]
-        # Two chunks of scratch in turn: what a partner reads in this round is not written in it.
+        # Two chunks of scratch in turn: no move writes what a partner reads in this round.
         to = ("output", 0) if k == bits - 1 else ("scratch", 1 - k % 2)
         yield [Move((survivors, *to), [(survivors, *frm), (other, *frm)])]
         frm = to

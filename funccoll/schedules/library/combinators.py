@@ -1,8 +1,8 @@
 """Components of the algorithms: patterns that look the same from every rank, their transposes, and groups of ranks.
 
-An all_gather pattern becomes moves in two ways: `spread` copies blocks along it, and `accumulate` runs it backwards
-and adds where it had copied. The transpose of an all_gather is a reduce_scatter with the same rounds and bytes, and
-both together are an all_reduce.
+An all_gather pattern becomes moves in two ways. `spread` copies blocks along it. `accumulate` runs it backwards and adds where
+`spread` copies. The transpose of an all_gather is a reduce_scatter with the same rounds and bytes, and both together are an
+all_reduce.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ Rounds = Iterator[list[Move]]
 
 
 def log2_ceil(p: int) -> int:
-    """⌈log₂ p⌉."""
+    """Return ⌈log₂ p⌉."""
     return (p - 1).bit_length()
 
 
 def powers(p: int) -> list[int]:
-    """The ⌈log₂ p⌉ powers of two below p, ascending."""
+    """Return the ⌈log₂ p⌉ powers of two below p, ascending."""
     return [1 << k for k in range(log2_ceil(p))]
 
 
@@ -54,9 +54,9 @@ def powers(p: int) -> list[int]:
 class Pattern(NamedTuple):
     """An all_gather among `size` members that looks the same from each of them.
 
-    In a step (skip, blocks) every member m gets from member m + skip the blocks m + b, for each b of `blocks`
-    (ascending int64[], 0 < b < size). Sums are modulo `size`; in a `cube` they are bitwise exclusive or. In the first
-    step each passes on its own block, and only that.
+    In a step (skip, blocks) every member m gets from member m + skip the blocks m + b, for each b of `blocks` (ascending
+    int64[], 0 < b < size). Sums are modulo `size`; in a `cube` they are bitwise exclusive or. In the first step each passes on
+    its own block, and only that.
     """
 
     size: int
@@ -64,11 +64,11 @@ class Pattern(NamedTuple):
     cube: bool = False
 
     def plus(self, a: Any, b: Any) -> Any:
-        """a + b among the members."""
+        """Return a + b among the members."""
         return a ^ b if self.cube else (a + b) % self.size
 
     def minus(self, a: Any, b: Any) -> Any:
-        """a − b among the members."""
+        """Return a − b among the members."""
         return a ^ b if self.cube else (a - b) % self.size
 
 
@@ -103,14 +103,14 @@ def doubling(p: int) -> Pattern:
     return Pattern(p, [(d, np.arange(d, 2 * d)) for d in powers(p)], cube=True)
 
 
-# ---------------------------------------------------------------- groups, and where their blocks lie
+# ---------------------------------------------------------------- groups and their blocks
 
 
 class Group(NamedTuple):
     """Several groups of ranks that run one pattern side by side.
 
-    Member m of group g is rank `ranks[g, m]`, and its block b is chunk `chunks[g, b]`, −1 where there is no such block.
-    A rank may be in several groups.
+    Member m of group g is rank `ranks[g, m]`, and its block b is chunk `chunks[g, b]`, or −1 if there is no such block. A rank
+    may be in several groups.
     """
 
     ranks: np.ndarray
@@ -118,19 +118,19 @@ class Group(NamedTuple):
 
     @property
     def consecutive(self) -> bool:
-        """True when the blocks of each group are consecutive chunks."""
+        """True if the blocks of each group are consecutive chunks."""
         return bool((np.diff(self.chunks, axis=1) == 1).all())
 
 
 def all_ranks(p: int, first: int = 0) -> Group:
-    """All ranks as one group; block b is chunk `first` + b."""
+    """Return all ranks as one group. Block b is chunk `first` + b."""
     return Group(np.arange(p)[None], first + np.arange(p)[None])
 
 
 def wrapped(start: np.ndarray, count: Any, size: int) -> list[tuple[Any, Any]]:
-    """Runs of `count` blocks that go on at 0 after block size − 1, as one or two lists of (start, count).
+    """Return runs of `count` blocks that continue at 0 after block size − 1, as one or two lists of (start, count).
 
-    Where a run does not wrap around, its second count is 0 (a Move skips rows with count 0).
+    If a run does not wrap around, its second count is 0 (a Move skips rows with count 0).
     """
     ahead = size - start
     if np.all(count <= ahead):
@@ -139,12 +139,15 @@ def wrapped(start: np.ndarray, count: Any, size: int) -> list[tuple[Any, Any]]:
 
 
 def _rows(group: Group, pattern: Pattern, skip: int, blocks: np.ndarray) -> Iterator[tuple[Any, Any, Any, Any]]:
-    """Transfers to members from `skip` away, as columns (rank, other rank, chunk, count) of shape [groups, size, runs]."""
+    """Yield transfers to members from `skip` away.
+
+    They are columns (rank, other rank, chunk, count) of shape [groups, size, runs].
+    """
     member = np.arange(pattern.size)[:, None]
     runs = group.consecutive
     begins = np.flatnonzero(np.diff(blocks, prepend=-2) != 1) if runs else np.arange(len(blocks))
     start, count = blocks[begins], np.diff(begins, append=len(blocks))
-    # The blocks m ^ b of a run of b that is aligned to its length are a run too, in another order.
+    # If a run of b is aligned to its length, the blocks m ^ b are a run too, in another order.
     start = (member ^ start) & -count if pattern.cube else (member + start) % pattern.size
     rank, other = group.ranks[:, member], group.ranks[:, pattern.plus(member, skip)]
     for at, n in wrapped(start, count, pattern.size) if runs else [(start, count)]:
@@ -153,7 +156,7 @@ def _rows(group: Group, pattern: Pattern, skip: int, blocks: np.ndarray) -> Iter
 
 
 def spread(pattern: Pattern, group: Group, from_input: bool = False) -> Rounds:
-    """An all_gather: blocks are copied along the pattern, from output to output.
+    """Yield an all_gather: blocks are copied along the pattern, from output to output.
 
     With `from_input`, each member's own block is chunk 0 of its input until the first step is over.
     """
@@ -168,11 +171,11 @@ def spread(pattern: Pattern, group: Group, from_input: bool = False) -> Rounds:
 def accumulate(
     pattern: Pattern, group: Group, buffer: str, *, started: bool = False, result: tuple[str, int] | None = None
 ) -> Rounds:
-    """A reduce_scatter, the transpose of the pattern: its steps backwards, and sums where it had copies.
+    """Yield a reduce_scatter, the transpose of the pattern: its steps backwards, with sums in place of copies.
 
-    Partial sums of a block are in its chunk of `buffer`. The first sum reads the rank's own input, and what is
-    sent before there is a sum comes from the input (with `started` there are sums at the beginning already). The
-    last step, in which each member gets its own block, writes to the place `result`, if one is given.
+    Partial sums of a block are in its chunk of `buffer`. The first sum reads the rank's own input, and what is sent before
+    there is a sum comes from the input. With `started` there are sums at the beginning already. The last step, in which each
+    member gets its own block, writes to the place `result`, if you give one.
     """
     summed = np.full(pattern.size, started)
     for left, (skip, blocks) in zip(reversed(range(len(pattern.steps))), reversed(pattern.steps)):
@@ -193,32 +196,32 @@ def accumulate(
 
 
 def own_copy(p: int, count: int = 1) -> Move:
-    """Every rank's input to its output: all there is to do when p = 1."""
+    """Return moves of every rank's input to its output: all there is to do for p = 1."""
     ranks = np.arange(p)
     return Move((ranks, "output", 0), (ranks, "input", 0), count)
 
 
 def own_block(p: int) -> Move:
-    """Every rank's input to its block of its output."""
+    """Return moves of every rank's input to its block of its output."""
     r = np.arange(p)
     return Move((r, "output", r), (r, "input", 0))
 
 
 def alongside(moves: list[Move], rounds: Iterable[list[Move]]) -> Rounds:
-    """The rounds, with `moves` in the first one; a round of its own if there is none."""
+    """Yield the rounds, with `moves` in the first one. If there is no round, `moves` are one."""
     rest = iter(rounds)
     yield [*moves, *next(rest, [])]
     yield from rest
 
 
 def together(*rounds: Iterable[list[Move]]) -> Rounds:
-    """Rounds of independent data at the same time."""
+    """Yield rounds of independent data at the same time."""
     for steps in zip(*rounds, strict=True):
         yield [move for step in steps for move in step]
 
 
 def split(dst: tuple[Any, Any, Any], srcs: list[tuple[Any, Any, Any]], count: Any = 1) -> list[Move]:
-    """A Move whose buffers may be arrays of names too, row by row, as Moves that name one buffer in each place."""
+    """Split a Move whose buffers may be arrays of names, row by row, into Moves that name one buffer in each place."""
     columns = np.broadcast_arrays(count, *(column for place in (dst, *srcs) for column in place))
     count, columns = columns[0].reshape(-1), [c.reshape(-1) for c in columns[1:]]
     names, which = np.unique(np.stack(columns[1::3]), axis=1, return_inverse=True)

@@ -1,4 +1,4 @@
-"""The ranks of each host, as tables, for algorithms that tell hosts apart."""
+"""The ranks of each host, as tables, for algorithms that distinguish hosts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["HostRanks"]
 
 
 class HostRanks:
-    """`hosts[r]` is the host of rank r, numbered from 0; hosts may have different numbers of ranks, in any order.
+    """`hosts[r]` is the host of rank r, numbered from 0. Hosts may have different numbers of ranks, in any order.
 
     The l-th rank of a host (its *local* number) is the l-th in the order of ranks.
     """
@@ -31,29 +31,32 @@ class HostRanks:
         self.ranks[self.host, self.local] = np.arange(p)
 
     def neighbour(self, ranks: np.ndarray, step: int) -> np.ndarray:
-        """The ranks `step` further on, on the same hosts."""
+        """Return the ranks `step` further on, on the same hosts."""
         host = self.host[ranks]
         return self.ranks[host, (self.local[ranks] + step) % self.size[host]]
 
     def with_neighbours(self, step: int) -> np.ndarray:
-        """The ranks whose neighbour `step` further on is another one that no smaller step has led to."""
+        """Return the ranks whose neighbour `step` further on is another rank, to which no smaller step leads."""
         return np.flatnonzero(self.size[self.host] > step)
 
     def by_size(self, ranks: np.ndarray) -> list[tuple[np.ndarray, list[np.ndarray]]]:
-        """The ranks by the size of their hosts, each time with columns: the first ranks of their hosts, the second ones, ..."""
+        """Return the ranks by the size of their hosts.
+
+        Each entry has columns, too: the first ranks of their hosts, the second ones, ...
+        """
         size = self.size[self.host[ranks]]
         alike = [ranks[size == q] for q in np.unique(size)]
         return [(some, list(self.ranks[self.host[some], : self.size[self.host[some[0]]]].T)) for some in alike]
 
     def lane_members(self) -> np.ndarray:
-        """[most, h] the ranks of each lane: on each host the l-th rank, where it has fewer ranks another one, in turn."""
+        """[most, h] the ranks of each lane: on each host the l-th rank. A host with fewer ranks has another one, in turn."""
         lane = np.arange(self.most)[:, None]
         return self.ranks[np.arange(self.count), lane % self.size]
 
     def served(self, ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The ranks of other hosts that ranks serve, with which they share a lane: columns (row of `ranks`, rank served).
+        """Return the ranks of other hosts that ranks serve, and share a lane with, as columns (row of `ranks`, rank served).
 
-        A rank's lanes are its local number l, and l + q, l + 2q, ..., where its host has q ranks and others have more.
+        A rank's lanes are its local number l, and l + q, l + 2q, ..., if its host has q ranks and others have more.
         """
         host, q = self.host[ranks][:, None, None], self.size[self.host[ranks]][:, None, None]
         other = (host + np.arange(1, self.count)) % self.count
@@ -63,7 +66,10 @@ class HostRanks:
         return row[found >= 0], found[found >= 0]
 
     def runs(self) -> tuple[np.ndarray, np.ndarray]:
-        """([h, runs] local number, [h, runs] count) of the runs of consecutive ranks of each host; the count pads with 0."""
+        """Return ([h, runs] local number, [h, runs] count) of the runs of consecutive ranks of each host.
+
+        Counts are padded with 0.
+        """
         begins = [np.flatnonzero(np.diff(row[:q], prepend=-2) != 1) for row, q in zip(self.ranks, self.size)]
         shape = self.count, max(map(len, begins))
         first, count = np.zeros(shape, np.int64), np.zeros(shape, np.int64)

@@ -160,7 +160,10 @@ def _exchange(on: HostRanks) -> Rounds:
 
 
 def _collect(on: HostRanks, step: int) -> list[Move]:
-    """Moves to scratch of the blocks that leave the host, from the rank `step` further on, for the ranks that are served."""
+    """Return moves to scratch of the blocks that leave the host, for the ranks that are served.
+
+    They come from the rank `step` further on.
+    """
     reader = on.with_neighbours(step) if step else np.arange(len(on.host))
     other = on.neighbour(reader, step)
     row, to = on.served(reader)
@@ -169,7 +172,10 @@ def _collect(on: HostRanks, step: int) -> list[Move]:
 
 
 def _collected(on: HostRanks, rank: Any, to: Any, local: Any) -> Any:
-    """The chunk of scratch where `rank` collects the block for rank `to` from the rank of its host with this local number."""
+    """Return the chunk of scratch in which `rank` collects the block for rank `to`.
+
+    The block comes from the rank of its host with this local number.
+    """
     q = on.size[on.host[rank]]
     return (on.local[to] // q * on.count + on.host[to]) * q + local
 
@@ -178,14 +184,14 @@ def _collected(on: HostRanks, rank: Any, to: Any, local: Any) -> Any:
 
 
 def _leaders(on: HostRanks, root: int) -> np.ndarray:
-    """[h] the rank of each host that talks to other hosts: the root, elsewhere the first."""
+    """[h] the rank of each host that sends to and receives from other hosts: the root, elsewhere the first."""
     leaders = on.ranks[:, 0].copy()
     leaders[on.host[root]] = root
     return leaders
 
 
 def _across(on: HostRanks, leaders: np.ndarray, root: int) -> list[trees.Edges]:
-    """A binomial tree of the leaders."""
+    """Return a binomial tree of the leaders."""
     tree = trees.binomial(on.count, int(on.host[root]))
     return [trees.Edges(leaders[edges.child], leaders[edges.parent]) for edges in tree]
 

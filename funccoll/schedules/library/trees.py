@@ -1,4 +1,4 @@
-"""Trees of ranks: which edge carries which chunk in which round, and the moves of broadcast, reduce, gather and scatter."""
+"""Trees of ranks: the edges that carry each chunk in each round, and the moves of broadcast, reduce, gather and scatter."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["Edges", "binomial", "broadcast_along", "chain", "double_binary", "ga
 class Edges(NamedTuple):
     """Edges of a tree that are used in one round of a broadcast, as columns.
 
-    `child` and `parent` are ranks. `size` is the number of ranks in the child's subtree: in a binomial tree they are
-    child, child + 1, ... (mod p).
+    `child` and `parent` are ranks. `size` is the number of ranks in the child's subtree: in a binomial tree they are child,
+    child + 1, ... (mod p).
     """
 
     child: np.ndarray
@@ -49,11 +49,11 @@ def chain(p: int, root: int, chunks: int) -> list[Edges]:
 
 
 def double_binary(p: int, root: int, chunks: int) -> list[Edges]:
-    """At most 2⌈log₂ p⌉ + chunks − 2 rounds (one more for odd `chunks`): a pipeline down each of two trees.
+    """Return at most 2⌈log₂ p⌉ + chunks − 2 rounds (one more for odd `chunks`): a pipeline down each of two trees.
 
-    Even chunks go down one tree of the ranks, odd ones down the other. Below the root, every rank has children in
-    one of the trees at most. In a round a rank sends one chunk at most, and receives one at most: edges have two
-    colours, and are used in rounds of their colour.
+    Even chunks go down one tree of the ranks, odd ones down the other. Below the root, every rank has children in one of the
+    trees at most. In a round a rank sends at most one chunk, and receives at most one. Edges have two colours, and are used in
+    rounds of their colour.
     """
     parent = _two_trees(p)
     colour = _two_colours(parent)
@@ -76,8 +76,8 @@ def double_binary(p: int, root: int, chunks: int) -> list[Edges]:
 def _two_trees(p: int) -> np.ndarray:
     """int64[2, p]: the parent of each rank, counted from the root, in either tree. The root's child is the tree's top.
 
-    The first tree is numbered in order: odd ranks are its leaves. In the second, its mirror image (or, if p − 1 is odd,
-    its copy moved up by one), they are the inner ones.
+    The first tree is numbered in order: odd ranks are its leaves. In the second they are the inner ranks. It is the mirror
+    image of the first, or, if p − 1 is odd, its copy moved up by one.
     """
     last = p - 1
     rank = np.arange(p)
@@ -94,7 +94,7 @@ def _two_trees(p: int) -> np.ndarray:
 def _two_colours(parent: np.ndarray) -> np.ndarray:
     """int8[2, p]: 0 or 1 for the edge above each rank in either tree, so that no rank sends or receives one colour twice.
 
-    A rank has two edges above it and at most two below, which must differ: edges that must differ form paths and even
+    A rank has two edges above it and at most two below, and each two must differ. Edges that must differ form paths and even
     cycles. Each is walked along in both directions from any of its edges.
     """
     p = parent.shape[1]
@@ -119,15 +119,15 @@ def _two_colours(parent: np.ndarray) -> np.ndarray:
 
 
 def broadcast_along(rounds: Iterable[Edges], root: int | None) -> Rounds:
-    """Chunks go down the edges, from output to output; the root, if one is named, reads its input."""
+    """Yield moves of chunks down the edges, from output to output. The root, if you name one, reads its input."""
     for child, parent, chunk, _ in rounds:
         yield split((child, "output", chunk), [(parent, np.where(parent == root, "input", "output"), chunk)])
 
 
 def reduce_along(rounds: list[Edges], p: int, chunks: int, root: int | None, started: bool = False) -> Rounds:
-    """The transpose of a broadcast: chunks go up the edges in the opposite order, and parents add them.
+    """Yield the transpose of a broadcast: chunks go up the edges in the opposite order, and parents add them.
 
-    Partial sums are in scratch, the root's in its output; all are in the outputs when no root is named. With `started` they
+    Partial sums are in scratch, and the root's in its output. If you name no root, all are in the outputs. With `started` they
     are there at the beginning.
     """
     summed = np.full((p, chunks), started)
@@ -140,9 +140,10 @@ def reduce_along(rounds: list[Edges], p: int, chunks: int, root: int | None, sta
 
 
 def scatter_along(rounds: list[Edges], p: int, root: int, whole: bool) -> Rounds:
-    """Each child gets the blocks of its subtree, block b in chunk b of scratch, and at last its own in output[0].
+    """Yield moves in which each child gets the blocks of its subtree.
 
-    A child without children gets its block there at once. With `whole`, block b belongs in chunk b of the outputs.
+    Block b goes to chunk b of scratch, and each child's own block at last to output[0]. A child without children gets its block
+    there at once. With `whole`, block b belongs in chunk b of the outputs.
     """
     through = "output" if whole else "scratch"
     for left, (child, parent, _, size) in zip(reversed(range(len(rounds))), rounds):
@@ -152,7 +153,7 @@ def scatter_along(rounds: list[Edges], p: int, root: int, whole: bool) -> Rounds
         for at, n in wrapped(child, size, p):
             to = (child, np.where(leaf, "output", through), np.where(leaf, 0, at))
             step += split(to, [(parent, frm, at)], n)
-        # In the last round every rank with children serves one: they are its parents.
+        # In the last round the parents are all ranks with children.
         inner = parent[parent != root]
         if len(inner) and not left and not whole:
             step.append(Move((inner, "output", 0), (inner, "scratch", inner)))
@@ -160,10 +161,10 @@ def scatter_along(rounds: list[Edges], p: int, root: int, whole: bool) -> Rounds
 
 
 def gather_along(rounds: list[Edges], p: int, root: int, whole: bool) -> Rounds:
-    """The transpose of a scatter: each parent gets the blocks of the child's subtree, the root in its output.
+    """Yield the transpose of a scatter: each parent gets the blocks of the child's subtree, the root in its output.
 
-    A rank's own block is in input[0], from where ranks with children copy it to the others in scratch. With `whole`,
-    the block of rank r is in chunk r of its scratch at the beginning.
+    A rank's own block is in input[0]. Ranks with children copy it from there to the others in scratch. With `whole`, the block
+    of rank r is in chunk r of its scratch at the beginning.
     """
     for number, (child, parent, _, size) in enumerate(reversed(rounds)):
         to = np.where(parent == root, "output", "scratch")

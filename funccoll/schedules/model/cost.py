@@ -1,4 +1,4 @@
-"""Cost of one execution in the α-β-γ model, computed from the moves of a schedule."""
+"""The cost of one execution in the α-β-γ model, computed from the moves of a schedule."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class Cost:
-    """One execution's cost. A byte count that is a fraction comes from a size that the chunks do not divide."""
+    """The cost of one execution. A byte count is a fraction if the chunks do not divide the size."""
 
     seconds: float
-    """Rounds one after the other, each as long as its busiest port or stream."""
+    """The time of all rounds, one after the other. Each is as long as its busiest port or stream."""
     rounds: int
-    """Rounds in which anything moves between ranks."""
+    """The number of rounds in which data move between ranks."""
     bytes_sent: float
-    """Bytes that leave the rank that sends most."""
+    """The bytes that leave the rank that sends most."""
     bytes_reduced: float
-    """Bytes that the rank that reduces most combines into others: k - 1 operands of a k-fold reduction."""
+    """The bytes that the rank that reduces most combines into others: k - 1 operands of a k-fold reduction."""
 
     def _cells(self) -> tuple[str, ...]:
         return (seconds_text(self.seconds), str(self.rounds), bytes_text(self.bytes_sent), bytes_text(self.bytes_reduced))
@@ -51,10 +51,10 @@ class Cost:
 
 
 def chunk_bytes(collective: Collective, nbytes: Any) -> float:
-    """Bytes of one chunk; `nbytes` are those of the larger of one rank's input and output.
+    """Return the bytes of one chunk. `nbytes` are those of the larger of one rank's input and output.
 
-    The model divides evenly, also where executed chunks differ by an element or end at a cache line. A barrier moves
-    no bytes, whatever `nbytes` is. Raises ScheduleError unless `nbytes` is an integer, at least 1 (0 for a barrier).
+    The model divides evenly, even if executed chunks differ by an element or end at a cache line. A barrier moves no bytes,
+    whatever `nbytes` is. Raises ScheduleError unless `nbytes` is an integer, at least 1 (0 for a barrier).
     """
     empty = not collective.meaning.carries_data
     integer = isinstance(nbytes, (int, np.integer)) and not isinstance(nbytes, bool)
@@ -67,23 +67,27 @@ def chunk_bytes(collective: Collective, nbytes: Any) -> float:
 
 
 def data_bytes(collective: Collective, size: float) -> float:
-    """Bytes of one rank's input and output together, where a chunk has `size` bytes."""
+    """Return the bytes of one rank's input and output together, for chunks of `size` bytes."""
     return size * (collective.input_chunks + collective.output_chunks)
 
 
 def cost(schedule: Schedule, topology: Topology, nbytes: int) -> Cost:
-    """The α-β-γ cost of one execution, for `nbytes` bytes of the larger of one rank's input and output.
+    """Compute the α-β-γ cost of one execution, for `nbytes` bytes of the larger of one rank's input and output.
 
-    Every rank has one port to send and one to receive, both at once (full duplex). A message of n bytes occupies the
-    sender's and the receiver's for alpha + n·beta; what the moves of one rank in one round bring from, or take to, the
-    same other rank is one message. A move receives its sources from other ranks, then combines them
-    (gamma for each byte of all but one), then sends to its destinations on other ranks; what lies on the executing
-    rank costs nothing. A round lasts as long as its busiest port, or as the rank (and channel) with moves that
-    take longest one after the other, and rounds follow one another. So the cost is the textbooks' for regular algorithms
-    (Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005); `simulate` lets ranks run ahead of each other. Several
-    ranks also take the topology's `start`; its times per byte are those of this much data (`Topology.at`). With
-    `topology.memory` only messages between hosts occupy ports, and a rank (and channel) also takes the time in which it reads,
-    writes and reduces. With `topology.one_port` a round lasts at least as long as the bytes that one host sends, or receives.
+    Every rank has one port to send and one to receive, both at once (full duplex). A message of n bytes occupies the ports of
+    its sender and its receiver for alpha + n·beta. All that the moves of one rank in one round bring from, or take to, the same
+    other rank is one message. A move receives its sources from other ranks, then combines them (gamma for each byte of all but
+    one), then sends to its destinations on other ranks. Places on the executing rank cost nothing.
+
+    A round lasts as long as its busiest port, or as the rank (and channel) whose moves take longest one after the other. Rounds
+    follow one another. So the cost is the textbooks' for regular algorithms (Thakur, Rabenseifner and Gropp, IJHPCA 19(1),
+    2005). `simulate` lets ranks run ahead of each other. Several ranks also take the topology's `start`. Its times per byte are
+    those of this much data (`Topology.at`).
+
+    With `topology.memory` only messages between hosts occupy ports, and a rank (and channel) also takes the time in which it
+    reads, writes and reduces. With `topology.one_port` a round lasts at least as long as the bytes that one host sends, or
+    receives.
+
     Raises ScheduleError for a topology of another size and for bytes that are not positive.
     """
     check_topology(topology, schedule.nranks)
@@ -97,7 +101,7 @@ def cost(schedule: Schedule, topology: Topology, nbytes: int) -> Cost:
         seconds += float(times.sum())
         rounds += int(load.communicates.sum())
         ranks += load.chunks
-    # Chunks are counted, and bytes computed from their number at last: exact where the data can be cut so.
+    # Chunks are counted, and bytes computed from their number at last. So they are exact if the data can be cut so.
     sent, reduced = (_exact(n, size, schedule.collective, nbytes) for n in ranks.max(axis=1))
     return Cost(seconds + (topology.start if schedule.nranks > 1 else 0.0), rounds, sent, reduced)
 
@@ -107,7 +111,7 @@ def _exact(chunks: float, size: float, collective: Collective, nbytes: int) -> f
 
 
 def _stretches(batches: Sequence[Batch], nranks: int) -> Iterator[list[Batch]]:
-    """Batches of whole rounds, in order, a limited amount in each list."""
+    """Yield batches of whole rounds, in order, a limited amount in each list."""
     held: list[Batch] = []
     amount = 0
     for _, same in groupby(batches, key=lambda b: b.round):
@@ -122,7 +126,7 @@ def _stretches(batches: Sequence[Batch], nranks: int) -> Iterator[list[Batch]]:
 
 
 class _Load:
-    """Time that ports and streams are busy in each of some rounds: [rounds * ranks (* channels)] seconds."""
+    """The time that ports and streams are busy in each of some rounds: [rounds * ranks (* channels)] seconds."""
 
     def __init__(self, batches: list[Batch], schedule: Schedule, topology: Topology, size: float):
         p, channels = schedule.nranks, schedule.channels
@@ -161,7 +165,7 @@ class _Load:
         per_byte = beta * size * count
         host = topology.host_of
         far = host[src] != host[dst]
-        seconds = (alpha + per_byte) * (far | (not topology.memory))  # inside a host nothing is a message then
+        seconds = (alpha + per_byte) * (far | (not topology.memory))  # with memory, nothing inside a host is a message
         self.ports = [np.bincount(begin * p + r, seconds, self.rounds * p) for r in (src, dst)]
         if topology.one_port:
             hosts = topology.hosts
@@ -169,7 +173,7 @@ class _Load:
         self.busy += np.bincount(at, seconds, len(self.busy))
 
     def round_times(self) -> np.ndarray:
-        """Duration of each round, in seconds."""
+        """Return the duration of each round, in seconds."""
         return np.maximum.reduce([x.reshape(self.rounds, -1).max(axis=1) for x in (*self.ports, self.busy)])
 
 
@@ -178,14 +182,14 @@ def _shape(batch: Batch) -> tuple[int, int]:
 
 
 def _columns(batches: list[Batch], first: int, p: int, channels: int) -> tuple[np.ndarray, ...]:
-    """Moves of one shape: sources [rows, k] and destinations, executing rank, (round, stream), chunks."""
+    """Return moves of one shape as columns: sources [rows, k] and destinations, executing rank, (round, stream), chunks."""
     sources, targets, by, count = (np.concatenate([getattr(b, n) for b in batches]) for n in ("src", "dst", "by", "count"))
     begin, channel = (np.repeat(x, [len(b) for b in batches]) for x in zip(*((b.round - first, b.channel) for b in batches)))
     return sources, targets, by, (begin * p + by) * channels + channel, count
 
 
 def _traffic(peer: np.ndarray, by: np.ndarray, at: np.ndarray, count: np.ndarray, p: int, outgoing: bool) -> tuple:
-    """Traffic to or from other ranks: a number for (round, stream, peer, direction), and chunks.
+    """Return traffic to or from other ranks: a number for (round, stream, peer, direction), and chunks.
 
     Entries with the same number are one message.
     """

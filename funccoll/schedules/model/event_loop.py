@@ -1,6 +1,6 @@
 """The event loop of the simulator, which Numba compiles: streams that wait, send and receive on a model of ports and memory.
 
-All that it calls stands here, because compiled code is cached by the file it is in.
+Everything it calls is in this file, because compiled code is cached by file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PortModel(NamedTuple):
     size: float  # bytes of a chunk
     host_of: np.ndarray
     shape: np.ndarray
-    one_port: bool  # the ranks of a host share one to the network
+    one_port: bool  # the ranks of a host share one port to the network
     alpha: np.ndarray
     beta: np.ndarray
     gamma: float
@@ -53,7 +53,7 @@ class PortModel(NamedTuple):
 
 @njit(cache=True)
 def pair_distance(shape, host_of, src, dst):
-    """`Topology.distance` for one pair."""
+    """Return `Topology.distance` for one pair."""
     if len(shape) == 0:
         return int(src != dst) + int(host_of[src] != host_of[dst])
     hops = 0
@@ -68,7 +68,7 @@ def pair_distance(shape, host_of, src, dst):
 
 @njit(cache=True)
 def _factor_of(pair, pair_factor, code):
-    """The factor of a link, 1 for one that is not named."""
+    """Return the factor of a link, 1 for one that is not named."""
     if len(pair) == 0:
         return 1.0
     at = np.searchsorted(pair, code)
@@ -77,7 +77,7 @@ def _factor_of(pair, pair_factor, code):
 
 @njit(cache=True)
 def needs_lost(program, machine):
-    """A mask of the instructions with a source or destination behind a lost link."""
+    """Return a mask of the instructions with a source or destination behind a lost link."""
     p, pair, factor = machine.nranks, machine.pair, machine.pair_factor
     lost = np.zeros(len(program.chunks), np.bool_)
     for stream in range(len(program.start) - 1):
@@ -92,7 +92,7 @@ def needs_lost(program, machine):
 
 @njit(cache=True)
 def _opens(program, machine):
-    """Masks of the sources and the destinations that begin a message: the first of its peer in this round."""
+    """Return masks of the sources and the destinations that begin a message: the first of its peer in this round."""
     p, streams = machine.nranks, len(program.start) - 1
     opens = np.zeros(len(program.src), np.bool_), np.zeros(len(program.dst), np.bool_)
     last = np.full((2, p), -1)  # the last round and stream in which a rank was a source, a destination
@@ -127,7 +127,7 @@ def _is_message(machine, a, b):
 
 @njit(cache=True)
 def _memory_seconds(program, machine, stream, i, opens):
-    """Seconds in which an instruction reads and writes memory, with alpha where it `opens` its round on this stream."""
+    """Return the seconds in which an instruction reads and writes memory, with alpha if it `opens` its round on this stream."""
     p, rank = machine.nranks, stream // machine.channels
     pair, factor, of_rank = machine.pair, machine.pair_factor, machine.rank_factor
     touched = 0.0
@@ -143,7 +143,7 @@ def _memory_seconds(program, machine, stream, i, opens):
 
 @njit(cache=True)
 def _meets(program, machine):
-    """A mask of the instructions that are the first of their round on their stream to read what another rank has written."""
+    """Return a mask of the instructions that, first in their round and stream, read what another rank has written."""
     meets = np.zeros(len(program.chunks), np.bool_)
     for stream in range(len(program.start) - 1):
         rank, batch, last = stream // machine.channels, 0, -1
@@ -160,8 +160,8 @@ def _meets(program, machine):
     return meets
 
 
-# Events are a binary heap in three arrays, ordered by time, then by key: a negative key is the end of an instruction,
-# another one the move that asks for its next message. So ends come first among simultaneous events.
+# Events are a binary heap in three arrays, ordered by time, then by key. A negative key is the end of an instruction. Any
+# other is the move that asks for its next message. So ends come first among simultaneous events.
 
 
 @njit(cache=True)
@@ -178,7 +178,7 @@ def _push(times, keys, owners, size, time, key, owner):
 
 @njit(cache=True)
 def _pop(times, keys, owners, size):
-    """Remove the first of `size` events, which the caller has read."""
+    """Remove the first of `size` events. The caller has read it."""
     size -= 1
     time, key, owner = times[size], keys[size], owners[size]
     at = 0
@@ -198,7 +198,7 @@ def _pop(times, keys, owners, size):
 
 @njit(cache=True)
 def _turn(places, first, stop, rank, p):
-    """The index in first:stop with which an instruction begins: the first place on a rank above `rank`, else `first`."""
+    """Return the index in first:stop with which an instruction begins: the first place on a rank above `rank`, else `first`."""
     for j in range(first, stop):
         if places[j] % p > rank:
             return j
@@ -207,14 +207,14 @@ def _turn(places, first, stop, rank, p):
 
 @njit(cache=True)
 def _at(first, stop, turn, n):
-    """The n-th of the places first:stop, counted round from `turn`."""
+    """Return the n-th of the places first:stop, counted round from `turn`."""
     j = turn + n
     return j if j < stop else j - (stop - first)
 
 
 @njit(cache=True)
 def run_streams(program, machine, lost, begins, ends):
-    """Run all streams from counters 0; fills in the times at which each instruction begins and ends."""
+    """Run all streams from counters 0. Fills in the times at which each instruction begins and ends."""
     start, dst_ptr, dst, src_ptr, src, chunks, wait_ptr, wait_stream, wait_value, move, span, _, _ = program
     p, channels, size, host_of, shape, one_port, alpha, beta, gamma, memory, _, rank_factor, pair, pair_factor = machine
     src_opens, dst_opens = _opens(program, machine)
@@ -232,7 +232,7 @@ def run_streams(program, machine, lost, begins, ends):
     leaves, enters = np.zeros(host_of.max() + 1), np.zeros(host_of.max() + 1)  # of each host, with one_port
     times, keys, owners = np.empty(streams), np.empty(streams, np.int64), np.empty(streams, np.int64)
     events = 0
-    ready = np.arange(streams - 1, -1, -1)  # a stack of streams that may be able to begin their next instruction
+    ready = np.arange(streams - 1, -1, -1)  # a stack of streams that may be able to begin an instruction
     nready = streams
     time = 0.0
     for s in range(streams):
@@ -262,7 +262,7 @@ def run_streams(program, machine, lost, begins, ends):
             _pop(times, keys, owners, events)
             events -= 1
             i = now[s]
-            if key < 0:  # the instruction is done: what waited for it may go on
+            if key < 0:  # the instruction is done: its waiters may continue
                 ends[i] = time
                 counter[s] = span if i + 1 == start[s + 1] else i + 1 - start[s]
                 now[s], wait[s] = i + 1, wait_ptr[i + 1]

@@ -183,7 +183,7 @@ def checked_question(
         raise DTypeError(f"dtype={dtype!r} is not an element type: use np.float32, fc.bfloat16, ...") from None
     narrow = found is not None and check_dtype(found, "the collective") in _NARROW
     nbytes = operator.index(nbytes) if isinstance(nbytes, np.integer) else nbytes
-    # Checked here: questions that are equal to one that was answered (1 == True == 1.0) are answered from the cache.
+    # Checked here, because the cache answers questions that are equal to an earlier one (1 == True == 1.0).
     Collective(kind, topology.nranks, root, check_pairs(pairs)).check()
     chunk_bytes(Collective(kind, topology.nranks), nbytes)
     host_map = check_host_map(hosts, levels, topology.nranks) or topology.host_map
@@ -192,14 +192,14 @@ def checked_question(
 
 @functools.lru_cache(maxsize=1024)
 def _select(question: AlgorithmQuestion, known: tuple[Algorithm, ...]) -> Schedule:
-    # The algorithms are part of the key because a user may register others, or define one anew.
+    # The algorithms are part of the key, because you may register others, or define one again.
     if question.topology.hosts == 1 and question.topology.host.shared:
-        # Those that forward are not chosen where another one can be: their cost, which takes longest here, is not asked for.
+        # No algorithm that forwards is chosen if another can be. Their costs take longest here, so they are not computed.
         few = tuple(a for a in known if _may_be_direct(a, question))
         if 0 < len(few) < len(known):
             try:
                 found, best = weigh_candidates(question, few, thorough=False)
-            except ScheduleError:  # none of them may be chosen: the others can be, or the error names them all
+            except ScheduleError:  # none of these may be chosen: another can be, or the error names all
                 found, best = [], None
             if best is not None and any(map(_is_direct, found)):
                 return best.schedule or _built(best.algorithm, question, None)
@@ -239,7 +239,7 @@ def _of_equal_bits(found: list[Candidate], fixed: Candidate, question: Algorithm
     other = f"combines in another order than {name}, the presets' choice ({TUNED_BITS}=1 allows it)"
     judged = []
     for candidate in found:
-        if candidate.algorithm is fixed.algorithm:  # with as many chunks, whatever other numbers cost here
+        if candidate.algorithm is fixed.algorithm:  # with the preset's number of chunks, whatever others cost here
             cost_here = fixed.schedule.cost(question.topology, question.nbytes)
             candidate = Candidate(fixed.algorithm, fixed.schedule, cost_here)
         elif candidate.objection is None:
@@ -267,10 +267,10 @@ def _may_be_direct(algorithm: Algorithm, question: AlgorithmQuestion) -> bool:
     """Return True unless each schedule that would be compared is known to forward."""
     p = question.topology.nranks
     if p > _SMALL or algorithm.refusal(p) or (algorithm.is_hierarchical and question.hosts is None):
-        return True  # the comparison says what is to be said
+        return True  # the comparison reports it
     try:
         return any(_reads_inputs_only(_built(algorithm, question, chunks)) for chunks in _numbers(algorithm, question))
-    except Exception:  # a user's generator may raise anything: the comparison words it
+    except Exception:  # a user's generator may raise anything; the comparison reports it
         return True
 
 
@@ -300,7 +300,7 @@ def _candidate(algorithm: Algorithm, question: AlgorithmQuestion) -> Candidate:
         if p > _SMALL and "pairs" not in algorithm.options and _expected_places(algorithm, p) > _TOO_LARGE:
             return Candidate(algorithm, objection="too large to build for comparison", reserve=True)
         return min(_variants(algorithm, question), key=rounded_seconds)
-    except Exception as error:  # a user's generator may raise anything, and the others can still be chosen
+    except Exception as error:  # a user's generator may raise anything; others can still be chosen
         return Candidate(algorithm, objection=_wrong(algorithm, error))
 
 

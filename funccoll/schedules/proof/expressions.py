@@ -1,8 +1,8 @@
 """Hash-consed expressions: the value of a place as a tree over the ranks' input chunks.
 
-A leaf is an input chunk of one rank; its number is its place. A node is a left fold of two or more expressions; the
-first two operands are sorted, because every op here commutes bit by bit (a NaN that comes out is the canonical one),
-and nothing else may be reordered. Equal trees have equal numbers, so equal numbers mean equal bits.
+A leaf is an input chunk of one rank. Its number is its place. A node is a left fold of two or more expressions. Its first two
+operands are sorted, because every op here commutes bit by bit (a NaN that comes out is the canonical one). Nothing else may be
+reordered. Equal trees have equal numbers, so equal numbers mean equal bits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BITS = -1
 
 
 class Expressions:
-    """The table of expressions: each with a label (its input chunk), a part, its ranks, and a mark when one counts twice."""
+    """The table of expressions: each with a label (its input chunk), a part, its ranks, and a mark if one counts twice."""
 
     def __init__(self, collective: Collective):
         self.p = collective.nranks
@@ -35,7 +35,7 @@ class Expressions:
         self._known: dict[Any, int] = {}
         self._blocks: list[np.ndarray] = []  # [new nodes, k] operands of the nodes that one batch made
         self._firsts: list[int] = []  # the number of each block's first node
-        # Most sets of ranks that algorithms build are intervals, modulo p; the others are kept as bits.
+        # Most sets of ranks that algorithms build are intervals, modulo p. The others are kept as bits.
         self._low = np.zeros(64, np.int32)  # first rank, or the row of `_masks`
         self._span = np.zeros(64, np.int32)  # number of ranks, or _BITS
         self._masks = np.zeros((0, -(-self.p // 8)), np.uint8)
@@ -47,16 +47,16 @@ class Expressions:
     # ------------------------------------------------------------ facts, for arrays of numbers
 
     def labels(self, ids: np.ndarray) -> np.ndarray:
-        """The input chunk each expression is about, MIXED for several."""
+        """Return the input chunk each expression is about, MIXED for several."""
         return self._fact(ids, self._label, ids // self.p)
 
     def parts(self, ids: np.ndarray) -> np.ndarray:
-        """The part of a block each expression has the length of."""
+        """Return the part of a block whose length each expression has."""
         rows = np.minimum(ids // self.p, len(self._parts_of_rows) - 1)
         return self._fact(ids, self._part, self._parts_of_rows[rows])
 
     def twice(self, ids: np.ndarray) -> np.ndarray:
-        """True for expressions in which a rank is counted more than once."""
+        """Return True for expressions in which a rank is counted more than once."""
         return self._fact(ids, self._twice, np.zeros(ids.shape, bool))
 
     def _fact(self, ids: np.ndarray, column: np.ndarray, of_leaf: np.ndarray) -> np.ndarray:
@@ -66,11 +66,11 @@ class Expressions:
         return np.where(node, column[np.where(node, ids - self.leaves, 0)], of_leaf)
 
     def _interval(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(first rank, number of ranks) of each; _BITS ranks mean that the first number is a row of masks."""
+        """Return (first rank, number of ranks) of each. _BITS ranks mean that the first number is a row of masks."""
         return self._fact(ids, self._low, ids % self.p), self._fact(ids, self._span, np.ones(ids.shape, np.int32))
 
     def _bits(self, low: np.ndarray, span: np.ndarray) -> np.ndarray:
-        """The sets of ranks as rows of bits."""
+        """Return the sets of ranks as rows of bits."""
         rows = span == _BITS
         first, end = np.where(rows, 0, low), np.where(rows, 0, low + span)
         round_the_end = np.where(end > self.p, end - self.p, 0)
@@ -85,7 +85,7 @@ class Expressions:
         return np.packbits(np.tri(self.p + 1, self.p, -1, bool), axis=1)
 
     def complete(self, ids: np.ndarray) -> np.ndarray:
-        """True for expressions that contain every rank."""
+        """Return True for expressions that contain every rank."""
         low, span = self._interval(ids)
         out = span == self.p
         rows = span == _BITS
@@ -93,7 +93,7 @@ class Expressions:
         return out
 
     def nranks(self, ids: np.ndarray) -> np.ndarray:
-        """The number of ranks in each expression."""
+        """Return the number of ranks in each expression."""
         low, span = self._interval(ids)
         rows = span == _BITS
         out = np.where(rows, 0, span)
@@ -104,7 +104,7 @@ class Expressions:
     # ------------------------------------------------------------ making
 
     def fold(self, operands: np.ndarray, maker: np.ndarray) -> np.ndarray:
-        """The numbers of the folds of [n, k] operands, k ≥ 2; `maker` has the move that makes each."""
+        """Return the numbers of the folds of [n, k] operands, k ≥ 2. `maker` has the move that makes each."""
         kids = operands.astype(np.int64)
         kids[:, :2].sort(axis=1)
         ids, fresh, following = [], [], self.size
@@ -120,7 +120,7 @@ class Expressions:
         return np.array(ids, np.int64)
 
     def _keys(self, kids: np.ndarray) -> Sequence[Any]:
-        """The keys of nodes in the table that finds equal ones."""
+        """Return the keys of nodes in the table that finds equal ones."""
         if kids.shape[1] == 2 and self.size < 2**31:
             return (kids[:, 0] << 32 | kids[:, 1]).tolist()
         width, raw = kids.itemsize * kids.shape[1], kids.tobytes()
@@ -154,7 +154,7 @@ class Expressions:
     def _union(
         self, low: np.ndarray, span: np.ndarray, low2: np.ndarray, span2: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The unions of pairs of sets, and whether the two of a pair overlap."""
+        """Return the unions of pairs of sets, and True for pairs that overlap."""
         p = self.p
         both = (span != _BITS) & (span2 != _BITS) & (span + span2 <= p)
         behind = both & ((low + span) % p == low2)
@@ -177,7 +177,7 @@ class Expressions:
             setattr(self, name, getattr(self, name)[: self.size - self.leaves].copy())
 
     def extended(self) -> Expressions:
-        """A copy of this closed table to which more can be added: equal expressions keep their numbers."""
+        """Return a copy of this closed table to which more can be added. Equal expressions keep their numbers."""
         out = copy.copy(self)
         out.inherited = self.size
         out._known = {}
@@ -189,29 +189,29 @@ class Expressions:
     # ------------------------------------------------------------ reading
 
     def children(self, node: int) -> tuple[int, ...]:
-        """The operands of a node; a leaf has none."""
+        """Return the operands of a node. A leaf has none."""
         if node < self.leaves:
             return ()
         block = bisect_right(self._firsts, node) - 1
         return tuple(self._blocks[block][node - self._firsts[block]].tolist())
 
     def made_by(self, node: int) -> int:
-        """The move that made a node first; -1 for what this table has from the one that it extends."""
+        """Return the move that made a node first. It is -1 if this table has the node from the one that it extends."""
         if node < self.inherited:
             return -1
         block = bisect_right(self._firsts, node) - 1
         return int(self._makers[block][node - self._firsts[block]])
 
     def blocks(self) -> list[np.ndarray]:
-        """The operands of all nodes, as arrays [n, k]."""
+        """Return the operands of all nodes, as arrays [n, k]."""
         return self._blocks
 
     def leaf(self, node: int) -> tuple[int, int]:
-        """(rank, input chunk) of a leaf."""
+        """Return (rank, input chunk) of a leaf."""
         return node % self.p, node // self.p
 
     def contributions(self, node: int, limit: int = 100_000) -> list[tuple[int, int]]:
-        """Every leaf under a node, as often as it counts (at most `limit` are listed)."""
+        """Return every leaf under a node, as often as it counts (at most `limit` are listed)."""
         out: list[tuple[int, int]] = []
         stack = [node]
         while stack and len(out) < limit:
@@ -224,7 +224,7 @@ class Expressions:
         return out
 
     def text(self, node: int, most: int = 12) -> str:
-        """An expression as text, such as (x0[2] + x1[2]) + x3[2]: x3[2] is chunk 2 of rank 3's input."""
+        """Return an expression as text, such as (x0[2] + x1[2]) + x3[2]. There x3[2] is chunk 2 of rank 3's input."""
         if len(self.contributions(node, most + 1)) > most:
             return "a fold of " + " and ".join(self.text(k, 3) if k < self.leaves else "..." for k in self.children(node)[:2])
         return self._text(node, False)

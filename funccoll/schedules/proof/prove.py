@@ -127,9 +127,9 @@ class Proof:
 
 
 def prove(schedule: Schedule) -> Proof:
-    """Run the moves on expressions and compare what the outputs hold with the postcondition.
+    """Run the moves on expressions and compare the outputs with the postcondition.
 
-    Raises ScheduleError with rank, buffer, chunk, what it holds, what it must hold, and the line of the move.
+    Raises ScheduleError with rank, buffer and chunk, what it holds and must hold, and the line of the move.
     """
     executor = SymbolicExecutor(schedule.places, schedule.algorithm)
     executor.run(schedule.batches)
@@ -139,7 +139,7 @@ def prove(schedule: Schedule) -> Proof:
 
 
 def check_outputs(executor: SymbolicExecutor, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compare every output place with the postcondition; returns the columns of `Proof.outputs`."""
+    """Compare every output place with the postcondition. Returns the columns of `Proof.outputs`."""
     collective, table = executor.collective, executor.expressions
     p = collective.nranks
     rank, chunk, source, wanted = collective.required()
@@ -169,10 +169,10 @@ def check_outputs(executor: SymbolicExecutor, name: str) -> tuple[np.ndarray, np
 
 
 def check_against_proof(executor: SymbolicExecutor, proof: Proof, name: str) -> None:
-    """Compare every output place with the postcondition, and with the expression that the proof has for it.
+    """Compare every output place with the postcondition, and with its expression in the proof.
 
-    `executor` has run what a proved schedule was lowered to, with an extended table of the proof's expressions, so that
-    equal numbers mean equal bits. Raises ScheduleError with rank, chunk, what it holds, what the proof says, and the move.
+    `executor` has run what a proved schedule was lowered to, with an extended table of the proof's expressions, so that equal
+    numbers mean equal bits. Raises ScheduleError with rank and chunk, what it holds, what the proof says, and the move.
     """
     rank, chunk, held = check_outputs(executor, name)
     if not executor.collective.meaning.combines:  # copies have one expression each, a barrier has no bits
@@ -221,12 +221,12 @@ def _wrong_output(
 
 
 def _defined_at(kind: str, name: str) -> Source | None:
-    """Line of an algorithm's definition, for errors that no move causes."""
+    """Return the line of an algorithm's definition, for errors that no move causes."""
     return next((a.source for a in known(kind) if a.name == name), None)
 
 
 def _why(executor: SymbolicExecutor, held: int, place: int, wanted: int, reduced: bool) -> tuple[str, int]:
-    """The description of what is wrong with an expression, and the move to blame."""
+    """Return a description of what is wrong with an expression, and the move to blame."""
     table = executor.expressions
     last = int(executor.writer[place])
     if not reduced:
@@ -252,7 +252,7 @@ def _ranks(ranks: list[int]) -> str:
 
 
 def _first_bad(executor: SymbolicExecutor, node: int, otherwise: int, kind: int) -> int:
-    """The move that made the deepest expression in which a rank counts twice (kind 0), or chunks are mixed."""
+    """Return the move that made the deepest expression in which a rank counts twice (kind 0), or chunks are mixed."""
     table = executor.expressions
 
     def is_bad(n: int) -> bool:
@@ -284,7 +284,7 @@ def _different_orders(executor: SymbolicExecutor, name: str, chunk: int, rank: i
 
 
 def _another_order(executor: SymbolicExecutor, name: str, rank: int, chunk: int, held: int, proved: int) -> ScheduleError:
-    """The error for an output that combines what it must, and not as the proved schedule does."""
+    """Return the error for an output that combines the right chunks in another order than the proved schedule."""
     collective, table = executor.collective, executor.expressions
     place = (chunk + collective.input_chunks) * collective.nranks + rank
     number = int(executor.writer[place])

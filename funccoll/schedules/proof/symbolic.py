@@ -1,4 +1,4 @@
-"""Symbolic execution: runs rounds of moves on expressions instead of numbers, and refuses moves without meaning."""
+"""Symbolic execution: runs rounds of moves on expressions instead of numbers. Moves without meaning raise an error."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["SymbolicExecutor", "shortest_cycle"]
 
 
 class SymbolicExecutor:
-    """Rounds of moves run on expressions: `holds` has each place's expression, or -1 before the first write.
+    """Rounds of moves run on expressions. `holds` has each place's expression, or -1 before the first write.
 
-    Single moves are numbered as they run; `writer` has the number of the last one that wrote each place, -1 for none.
-    With the table of a proof, what is equal to an expression of the proof has its number.
+    Single moves are numbered as they run. `writer` has the number of the last one that wrote each place, -1 for none. With the
+    table of a proof, an expression equal to one of the proof has the same number.
     """
 
     def __init__(self, places: Places, name: str, expressions: Expressions | None = None):
@@ -42,7 +42,7 @@ class SymbolicExecutor:
                 start = i
 
     def round(self, batches: Sequence[Batch]) -> None:
-        """Run the moves of one round, which must be independent of each other."""
+        """Run the moves of one round. They must be independent of each other."""
         p = self.collective.nranks
         before = self.moves
         work = []
@@ -96,8 +96,8 @@ class SymbolicExecutor:
         to = ", ".join(str(self.places.place(c)) for c in dst)
         raise self.error(
             number,
-            f"chunks that are different parts of the data meet in it: from {', '.join(texts)} to {to}. Their lengths may "
-            "differ; combine and copy equal chunk numbers (of a block).",
+            f"it mixes chunks that are different parts of the data: from {', '.join(texts)} to {to}. Their lengths may "
+            "differ. Combine and copy equal chunk numbers (of a block).",
         )
 
     # ------------------------------------------------------------ independence within a round
@@ -129,13 +129,13 @@ class SymbolicExecutor:
                         text = f"also {self.describe(first[place])}" if first[place] != n else "the same move, twice,"
                         raise self.error(
                             n,
-                            f"race: {text} writes {self.places.place(place)} in the same round; the moves of a round happen at "
+                            f"race: {text} writes {self.places.place(place)} in the same round. The moves of a round happen at "
                             "the same time. Write to different places, or yield one after the other.",
                         )
                     first[place] = n
 
     def _read_race(self, work: list, before: int, reader: int, writer: int, place: int) -> None:
-        """The error for a move that reads what another of the round writes; in a cycle of them none can go first."""
+        """Raise the error for a move that reads what another of the round writes. In a cycle of them none can go first."""
         after: dict[int, list[tuple[int, int]]] = {}  # a move -> those that overwrite what it reads
         for _, _, src, number in work:
             writers = self.writer[src]
@@ -145,7 +145,7 @@ class SymbolicExecutor:
         if cycle is None:
             raise self.error(
                 reader,
-                f"race: it reads {self.places.place(place)}, which {self.describe(writer)} writes in the same round; the moves "
+                f"race: it reads {self.places.place(place)}, which {self.describe(writer)} writes in the same round. The moves "
                 "of a round happen at the same time. Yield them one after the other, or write to another place.",
             )
         lines = []
@@ -164,13 +164,13 @@ class SymbolicExecutor:
     # ------------------------------------------------------------ words
 
     def batch_of(self, number: int) -> tuple[Batch, int]:
-        """The batch of a move, and its first number."""
+        """Return the batch of a move, and its first number."""
         firsts = [first for first, _ in self._history]
         at = int(np.searchsorted(firsts, number, side="right")) - 1
         return self._history[at][1], firsts[at]
 
     def describe(self, number: int) -> str:
-        """A move as text."""
+        """Return a move as text."""
         batch, first = self.batch_of(number)
         dst, src, _ = expand(batch, self.collective.nranks)
         i = number - first
@@ -183,14 +183,14 @@ class SymbolicExecutor:
         return f"{side(dst[i])} := {side(src[i])}"
 
     def error(self, number: int, what: str) -> ScheduleError:
-        """The error about one move, at its line."""
+        """Return the error about one move, at its line."""
         batch, _ = self.batch_of(number)
         move = f"the move {self.describe(number)} of round {batch.round}"
         return ScheduleError(f"{self.name} for {self.collective}: {move} is wrong: {what}", batch.source)
 
 
 def shortest_cycle(graph: dict[int, list[int]]) -> list[int] | None:
-    """A shortest cycle of a small graph, or None."""
+    """Return a shortest cycle of a small graph, or None."""
     best: list[int] | None = None
     for start in graph:
         parent = {start: start}

@@ -1,4 +1,4 @@
-"""Checks of streams on several hosts: nothing but messages crosses from one to another."""
+"""Checks of streams on several hosts: only messages cross from one to another."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _MOST_PLACES = 1 << 40
 
 
 def check_hosts(streams: Streams) -> None:
-    """Refuse waits and places of other hosts, messages inside one, and messages that their round's POST does not begin.
+    """Check that only messages cross between hosts, and that each is begun by the POST of its round.
 
-    A message is under way from its POST to its SEND and its RECEIVE. So the POST must have all waits of its messages, and no
-    other rank may wait for what lies in between: then whatever is ordered with the end of a message is ordered with all of it.
+    Raises ScheduleError for a wait or a place of another host, and for a message inside one. A message is under way from its
+    POST to its SEND and its RECEIVE. So the POST must have all waits of its messages, and no other rank may wait for an
+    instruction in between. Then whatever is ordered with the end of a message is ordered with all of it.
     """
     host, p = np.asarray(streams.hosts), streams.schedule.nranks
 
@@ -48,7 +49,7 @@ def check_hosts(streams: Streams) -> None:
     before = np.maximum(messages - 1, 0)
     posted = (rank[before] == rank[messages]) & (moved[before] | (opcode[before] == Opcode.POST))
     need(posted, messages, "a message that nothing has posted")
-    # Messages of one POST travel at the same time: none may send, or receive once more, what another one receives.
+    # Messages of one POST travel at the same time. None may send, or receive again, what another one receives.
     post = np.cumsum(opcode == Opcode.POST)
     sends, receives = (messages[opcode[messages] == code] for code in MESSAGES)
     places = [
@@ -60,15 +61,18 @@ def check_hosts(streams: Streams) -> None:
     first = np.zeros(len(received), bool)
     first[np.unique(received, return_index=True)[1]] = True
     need(first, receiver_rows, "it receives what another message of its round receives")
-    # Counts of other streams that are waited for, as instructions: none may be that of a POST.
+    # The instructions that waits for other streams name: none may be a POST.
     value = (streams.wait_value.astype(np.int64) - 1) % streams.span + 1
     length = np.diff(streams.start)[streams.wait_stream]
     awaited = streams.start[streams.wait_stream] + np.minimum(value, length) - 1
-    need(opcode[awaited] != Opcode.POST, waiting, "it waits for a POST, after which messages are still under way")
+    need(opcode[awaited] != Opcode.POST, waiting, "it waits for a POST, and its messages are still under way then")
 
 
 def _places(streams: Streams, rows: np.ndarray, start: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The instructions of all chunks of runs that begin at some places, and numbers of these chunks' places within a group."""
+    """Return the instructions of all chunks of runs that begin at some places.
+
+    Also number these chunks' places within a group.
+    """
     p, count = streams.schedule.nranks, streams.count[rows].astype(np.int64)
     step = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
     places = np.repeat(start.astype(np.int64), count) + p * step

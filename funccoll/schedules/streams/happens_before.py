@@ -20,7 +20,7 @@ _ROWS_BYTES = 1 << 28
 
 
 def concat_ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The indices start, start + 1, ..., start + length - 1 of every range, one range after the other."""
+    """Return the indices start, start + 1, ..., start + length - 1 of every range, one range after the other."""
     total = int(lengths.sum())
     if not total:
         return np.zeros(0, np.int64)
@@ -29,10 +29,9 @@ def concat_ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 class HappensBefore:
-    """Streams of nodes; stream s has the nodes start[s] ... start[s + 1] - 1, each after the one before it.
+    """Streams of nodes. Stream s has the nodes start[s] ... start[s + 1] - 1, each after the one before it.
 
-    Node i also comes after the nodes target[ptr[i]:ptr[i + 1]]. There are `channels` streams for each rank, side by
-    side.
+    Node i also comes after the nodes target[ptr[i]:ptr[i + 1]]. There are `channels` streams for each rank, side by side.
     """
 
     def __init__(self, start: np.ndarray, ptr: np.ndarray, target: np.ndarray, channels: int = 1):
@@ -84,18 +83,18 @@ class HappensBefore:
         return out
 
     def levels_of(self, nodes: np.ndarray) -> np.ndarray:
-        """The level of some nodes; when all ranks look alike, so do their levels."""
+        """Return the level of some nodes. If all ranks look alike, so do their levels."""
         if self._symmetry is None:
             return self.level[nodes]
         return self._symmetry.level[nodes % self._symmetry.per_rank]
 
     @property
     def is_acyclic(self) -> bool:
-        """True when every node can run."""
+        """True if every node can run."""
         return self._symmetry is not None or len(self.order[0]) == self.nodes
 
     def stuck(self) -> dict[int, list[int]]:
-        """The nodes on cycles, each with those among them that it waits for."""
+        """Return the nodes on cycles, each with those among them that it waits for."""
         left = set(np.flatnonzero(self.level < 0).tolist())
         edges = {n: [m for m in self.before(n) if m in left] for n in left}
         waited_for: dict[int, int] = dict.fromkeys(left, 0)
@@ -103,7 +102,7 @@ class HappensBefore:
             for m in out:
                 waited_for[m] += 1
         drop = [n for n, count in waited_for.items() if not count]
-        while drop:  # a node without stuck nodes that wait for it is behind a cycle, not on one
+        while drop:  # if no stuck node waits for a node, it is behind a cycle, not on one
             for m in edges.pop(drop.pop()):
                 waited_for[m] -= 1
                 if not waited_for[m]:
@@ -111,14 +110,14 @@ class HappensBefore:
         return edges
 
     def before(self, node: int) -> list[int]:
-        """The nodes directly before one."""
+        """Return the nodes directly before one."""
         out = self.target[self.ptr[node] : self.ptr[node + 1]].tolist()
         return [*out, node - 1] if self.has_previous[node] else out
 
     # ------------------------------------------------------------ clocks
 
     def knows(self, node: np.ndarray, stream: np.ndarray, count: np.ndarray) -> np.ndarray:
-        """True for queries whose `count` first nodes of `stream` are done when `node` is. Needs an acyclic graph."""
+        """Return True for queries whose `count` first nodes of `stream` are done when `node` is. Needs an acyclic graph."""
         if self._symmetry is not None:
             return self._symmetry.clock(node, stream) >= count
         out = np.zeros(len(node), bool)
@@ -130,7 +129,7 @@ class HappensBefore:
         return out
 
     def _clock_blocks(self, asked: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Blocks of columns [low, high) that are asked for, with the clocks [nodes, high - low]."""
+        """Yield the blocks of columns [low, high) that are asked for, with the clocks [nodes, high - low]."""
         dtype = clock_dtype(self.start)
         width = max(1, min(self.streams, _ROWS_BYTES // (max(1, self.nodes) * dtype.itemsize)))
         own = (np.arange(self.nodes) - self.start[self.stream] + 1).astype(dtype)
@@ -142,7 +141,7 @@ class HappensBefore:
             clocks = np.zeros((self.nodes, high - low), dtype)
             for nodes, chained, layers in steps:
                 clocks[chained] = clocks[chained - 1]
-                for before in layers:  # np.maximum.reduceat along the first axis would do the same, 90 times slower
+                for before in layers:  # np.maximum.reduceat along the first axis is 90 times slower
                     here = nodes[: len(before)]
                     clocks[here] = np.maximum(clocks[here], clocks[before])
                 inside = nodes[(self.stream[nodes] >= low) & (self.stream[nodes] < high)]
@@ -167,13 +166,13 @@ class HappensBefore:
         return symmetry_of(self.start, self.ptr, self.target, self.channels)
 
     def typical(self) -> tuple[np.ndarray, np.ndarray]:
-        """(ptr, target) of the nodes that stand for all: those of rank 0 alone when all ranks look alike."""
+        """(ptr, target) of the nodes that stand for all: those of rank 0 alone if all ranks look alike."""
         if self._symmetry is None:
             return self.ptr, self.target
         return self.ptr[: self._symmetry.per_rank + 1], self._symmetry.targets
 
     def everywhere(self, values: np.ndarray) -> np.ndarray:
-        """Values for the waits of `typical`, repeated for all waits."""
+        """Repeat values for the waits of `typical` for all waits."""
         if self._symmetry is None:
             return values
         out = np.tile(values, self._symmetry.p)
@@ -185,9 +184,9 @@ class HappensBefore:
 
 
 def transitively_reduced(graph: HappensBefore, trivial: np.ndarray) -> np.ndarray:
-    """A mask of the graph's waits that are needed: not implied by the node's other waits and its predecessor.
+    """Return a mask of the graph's waits that are needed: not implied by the node's other waits and its predecessor.
 
-    `trivial` marks the nodes that nothing comes before: they imply no other wait. Source: Aho, Garey, Ullman 1972.
+    `trivial` marks the nodes without a predecessor: they imply no other wait. Source: Aho, Garey, Ullman 1972.
     """
     ptr, target = graph.typical()
     n = len(ptr) - 1

@@ -1,13 +1,14 @@
 """The instruction set: one table for streams, for plans, and for the interpreters that execute either.
 
-A stream's instructions are ENTER, COMBINE and LEAVE, with their operands in columns (`Streams`), and POST, SEND and RECEIVE
-where there are several hosts. A *plan* is one rank's code: one row of int64 words for each instruction, the opcode first, then
-the operands in the order of this table, then the memory operands. ENTER, COMBINE and POST are the streams' own, with addresses;
-a SEND or RECEIVE becomes a COMPLETE, which may come later; a LEAVE has no code but its waits and its SIGNAL.
+A stream's instructions are ENTER, COMBINE and LEAVE, with their operands in columns (`Streams`). On several hosts there are
+also POST, SEND and RECEIVE. A *plan* is one rank's code, with one row of int64 words for each instruction. The opcode comes
+first, then the operands in the order of this table, then the memory operands. ENTER, COMBINE and POST are the streams' own,
+with addresses. A SEND or RECEIVE becomes a COMPLETE, which may come later. A LEAVE has no code but its waits and its SIGNAL.
 
-`line`, `record`, `counter`, `text`, `table` and `staging` are bytes from the heap's beginning. A `communicator` is its index
-in the table of bases: a `value` counts from its base. A slot is an entry of the table of addresses; a collective of `narrays`
-arrays has for each of them, `stride` slots apart, `width` in a row for each rank: input (or each chunk of it), output, scratch.
+`line`, `record`, `counter`, `text`, `table` and `staging` are bytes from the heap's beginning. A `communicator` is its index in
+the table of bases: a `value` counts from its base. A slot is an entry of the table of addresses. A collective of `narrays`
+arrays has slots for each of them, `stride` slots apart. Each array has `width` in a row for each rank: input (or each chunk of
+it), output, scratch.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ __all__ = [
 UNALLOCATED = -1
 """`staging` of a BIND_ARG whose argument has no staging buffer yet."""
 LEFT_TO_STAGE = -2
-"""`staging` of a BIND_ARG whose private argument is copied by STAGE, in segments."""
+"""`staging` of a BIND_ARG for a private argument that STAGE copies, in segments."""
 READ_DIRECTLY = -3
-"""`staging` of a BIND_ARG whose private argument is not copied: peers read it where it is."""
+"""`staging` of a BIND_ARG for a private argument that is not copied: peers read it in place."""
 NO_COPY = -1
 """`copy` of a STAGE that only stores an address."""
 NO_MAILBOX = -1
@@ -71,7 +72,7 @@ class Opcode(IntEnum):
     _names: frozenset[str]
 
     def __new__(cls, number: int, operands: str = "", memory: Mapping[str, str] | None = None) -> Opcode:
-        """A record of the table."""
+        """Make a record of the table."""
         record = int.__new__(cls, number)
         record._value_ = number
         record.operands, record.memory = tuple(operands.split()), memory or {}
@@ -83,33 +84,40 @@ class Opcode(IntEnum):
     BIND_ARG = 1, "argument slot nbytes staging dtype count"
     """Store the address of an argument, or of result ~argument. A private argument is first copied to `staging`.
 
-    An argument must be an array of `count` elements and with the dtype object at the address `dtype`."""
+    An argument must be an array of `count` elements, with the dtype object at the address `dtype`.
+    """
     ENTER = 2, "line record communicator value hash text table narrays width slot stride"
-    """Publish this rank's entry: call number, hash, where its description is, and the addresses of its buffers, in `table`."""
+    """Publish this rank's entry: call number, hash, the address of its description, and the addresses of its buffers.
+
+    The latter are in `table`.
+    """
     WAIT = 3, "counter communicator value rank mailbox"
     """Wait until the counter of `rank` has reached the value, or until its mailbox, in the slot `mailbox`, has it.
 
-    The mailbox must be of this call: its sequence hash is compared."""
+    The mailbox must be of this call: its sequence hash is compared.
+    """
     READ_PEER = 4, "line communicator value hash rank narrays width slot stride"
     """Read a peer's addresses. It must be in this call: number and hash are compared."""
     CHECK = 5, "line communicator value hash rank"
-    """Check that a peer that was waited for is in this call, or has left it."""
+    """Check that a peer after a wait is in this call, or has left it."""
     COMBINE = 6, "function count itemsize divisor rows ndst nsrc", {"destinations": "ndst", "sources": "nsrc"}
     """destinations := left fold of the sources, row by row of `count` elements of `itemsize` bytes, by `function`.
 
-    See `kernels.reductions` for that. A negative count says that the results are larger than the caches, and written with
-    non-temporal stores."""
+    See `kernels.reductions` for `function`. A negative count means that the results are larger than the caches, and written
+    with non-temporal stores.
+    """
     COPY = 7, "nbytes rows ndst", {"source": "", "destinations": "ndst"}
-    """Copy rows of `nbytes` bytes; a negative number as in COMBINE."""
+    """Copy rows of `nbytes` bytes. A negative number means the same as in COMBINE."""
     SIGNAL = 8, "counter communicator value"
     """Set this rank's counter to the value, after everything that came before."""
     ADVANCE = 9, "communicator span"
     """End a call: the communicator's base moves on by `span`."""
     STAGE = 10, "argument_slot slot start copy buffer_slot nbytes"
-    """Store into `slot` the address of what begins `start` bytes behind the array in `argument_slot`.
+    """Store into `slot` the address of the data that begin `start` bytes behind the array in `argument_slot`.
 
-    Of a private array `nbytes` bytes are copied from there to `copy` bytes behind the address in `buffer_slot`, and that
-    address is stored, unless `copy` is NO_COPY."""
+    For a private array, `nbytes` bytes are copied from there to `copy` bytes behind the address in `buffer_slot`, and that
+    address is stored. If `copy` is NO_COPY, nothing is copied.
+    """
     LEAVE = 11
     """The end of a rank's stream: no other rank touches its buffers any more."""
     POST = 12, "message count communicator"
@@ -123,27 +131,30 @@ class Opcode(IntEnum):
     COMPLETE = 15, "message count"
     """Wait until these messages have been sent or received."""
     FIND_MAILBOX = 16, "communicator value slot ring mailboxes mailbox_bytes"
-    """Store the address of the mailbox that this call has in the ring of a rank."""
+    """Store the address of this call's mailbox in the ring of a rank."""
     RESERVE = 17, "communicator value words"
-    """Go on `words` further where all ranks are known to have reached the value: they have read what this mailbox held."""
+    """Skip `words` words if all ranks are known to have reached the value: they have read what this mailbox held."""
     VERIFY = 18, "communicator value mailbox own rank"
     """Compare what the mailbox of `rank` still holds with this rank's `own`: the sequence hash of both up to then."""
     RAISE_LOW_WATER_MARK = 19, "communicator line ranks"
-    """Take note of the least counter of all ranks, whose lines begin at `line`, for RESERVE."""
+    """Note the least counter of all ranks, for RESERVE. Their lines begin at `line`."""
     PUBLISH = 20, "communicator value hash text slot record"
-    """Publish this rank's mailbox, and with it the arrays that it holds. The sequence hash goes on."""
+    """Publish this rank's mailbox, and with it the arrays that it holds. The sequence hash advances."""
     ONCE = 21, "done words"
-    """Go on `words` further, but for the first time."""
+    """Skip `words` words, except the first time."""
     SKIP_SHARED = 22, "slot words"
-    """Go on `words` further where a peer has shared the array that they would copy: `slot` has its address, else the heap's."""
+    """Skip `words` words if a peer has shared the array that they would copy. `slot` then has its address, else the heap's."""
 
     @property
     def words(self) -> int:
-        """Words before the memory operands: the opcode and the operands."""
+        """The number of words before the memory operands: the opcode and the operands."""
         return 1 + len(self.operands)
 
     def encode(self, **values: Any) -> list[int]:
-        """The words of an instruction: integers for operands, MemoryOperands for lists, whose lengths follow from them."""
+        """Return the words of an instruction: integers for operands, MemoryOperands for lists.
+
+        Lengths follow from the lists.
+        """
         tail: list[int] = []
         for name, length in self.memory.items():
             places: Sequence[MemoryOperand] = values.pop(name)
@@ -159,27 +170,27 @@ class Opcode(IntEnum):
         return [int(self), *[values[name] for name in operands], *tail]
 
     def offset(self, operand: str) -> int:
-        """The index of an operand among an instruction's words."""
+        """Return the index of an operand among an instruction's words."""
         return 1 + self.operands.index(operand)
 
     def read(self, code: Any, pc: int, operand: str) -> int:
-        """The value of an operand of the instruction at `pc`, which must be this one."""
+        """Return the value of an operand of the instruction at `pc`. That must be this one."""
         self._expect(code, pc)
         return int(code[pc + self.offset(operand)])
 
     def write(self, code: Any, pc: int, operand: str, value: int) -> None:
-        """Change an operand of the instruction at `pc`, which must be this one."""
+        """Change an operand of the instruction at `pc`. That must be this one."""
         self._expect(code, pc)
         code[pc + self.offset(operand)] = value
 
     def _expect(self, code: Any, pc: int) -> None:
-        # An int: compared with one of its own scalars, NumPy asks the class of the enumeration for attributes, which is Python
-        # code before 3.12, and drops what a signal handler raises there.
+        # An int: a comparison with a NumPy scalar asks the enumeration's class for attributes. Before 3.12 that is Python code,
+        # and NumPy drops what a signal handler raises there.
         found = int(code[pc])
         assert found == self, f"at {pc} is {Opcode(found).name}, not {self.name}"
 
     def byte_offsets(self) -> Any:
-        """A named tuple of integers for kernels: the opcode, the offset of each operand, and `size`, where they end."""
+        """Return a named tuple of integers for kernels: the opcode, the offset of each operand, and `size`, their end."""
         made = namedtuple(self.name, ("opcode", *self.operands, "size"))
         return made(int(self), *(_WORD * (1 + i) for i in range(len(self.operands))), _WORD * self.words)
 
@@ -201,7 +212,7 @@ class Instruction(NamedTuple):
 
 
 def decode(code: Sequence[int], pc: int) -> Instruction:
-    """The instruction at `pc`. Raises ValueError for an opcode that the table does not have."""
+    """Return the instruction at `pc`. Raises ValueError for an opcode that the table does not have."""
     opcode, at = Opcode(int(code[pc])), pc + 1
     operands = {name: int(code[at + i]) for i, name in enumerate(opcode.operands)}
     at += len(operands)
@@ -214,7 +225,7 @@ def decode(code: Sequence[int], pc: int) -> Instruction:
 
 
 def disassemble(code: Sequence[int]) -> Iterator[Instruction]:
-    """The instructions of a plan, in order."""
+    """Yield the instructions of a plan, in order."""
     pc = 0
     while pc < len(code):
         instruction = decode(code, pc)

@@ -1,9 +1,9 @@
 """The reference interpreter: runs streams on NumPy arrays, in any order that the waits allow.
 
-This is the written definition of an executor, made to expose mistakes. An instruction is two events: when it begins,
-its destinations are poisoned; when it ends, they hold the result. Its sources are read at either. What a message is received
-into is poisoned from its POST on. As soon as a rank has left, all its memory is poisoned until its next ENTER. The order of
-events is random.
+This is the written definition of an executor, made to expose mistakes. An instruction is two events. When it begins, its
+destinations are poisoned; when it ends, they hold the result. Its sources are read at either. The destination of a message is
+poisoned from its POST on. As soon as a rank has left, all its memory is poisoned until its next ENTER. The order of events is
+random.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def interpret(
 ) -> list[list[np.ndarray | None]]:
     """Run streams on `inputs[execution][rank]`, one execution after the other, in a random order chosen by `seed`.
 
-    All inputs have one shape and dtype. Inputs are cut along `dim`, outputs concatenated along `concat_dim` (None: along
-    `dim` too). Returns the outputs as [execution][rank], None for ranks that have none. Raises ScheduleError when every
-    stream waits (deadlock), and when the dimension cannot be cut.
+    All inputs have one shape and dtype. Inputs are cut along `dim`, outputs concatenated along `concat_dim` (None: along `dim`
+    too). Returns the outputs as [execution][rank], None for ranks that have none. Raises ScheduleError if every stream waits
+    (deadlock), or if the dimension cannot be cut.
     """
     first = np.asarray(inputs[0][0])
     return StreamInterpreter(streams, first.shape, first.dtype, dim, concat_dim).run(inputs, op=op, seed=seed)
@@ -84,8 +84,8 @@ class StreamInterpreter:
         return [[self.memory.index(code, *run) for code in some] for some, *run in runs]
 
     def run(self, inputs: Sequence[Sequence[np.ndarray]], *, op: str = "sum", seed: int = 0) -> list[list[np.ndarray | None]]:
-        """See `interpret`; `inputs` have the shape and dtype that were given before."""
-        with np.errstate(all="ignore"):  # poison overflows, and so may the caller's numbers
+        """Run the streams, as `interpret` does. `inputs` have the shape and dtype that were given before."""
+        with np.errstate(all="ignore"):  # poison overflows, and the caller's numbers may
             return _StreamRun(self, inputs, op, seed).run()
 
 
@@ -100,7 +100,7 @@ class _StreamRun:
         self.counter = [0] * n
         self.execution = [0] * n
         self.next = program._start[:-1]
-        self.begun: list[Any] = [None] * n  # of a stream within an instruction: the values it has read
+        self.begun: list[Any] = [None] * n  # the values that a stream within an instruction has read
         self.watchers: list[list[int]] = [[] for _ in range(n)]
         self.ready: list[int] = []
         self.random = random.Random(seed)
@@ -122,7 +122,7 @@ class _StreamRun:
         return self.outputs
 
     def _policy(self) -> Any:
-        """A choice of the next ready stream: any; or one rank waits for all others; or runs ahead; or long turns."""
+        """Choose the next ready stream: any; or one rank waits for all others; or runs ahead; or long turns."""
         ready, channels, draw = self.ready, self.program.channels, self.random.random
         kind, special = self.random.randrange(4), self.random.randrange(self.program.nranks)
 
@@ -133,16 +133,16 @@ class _StreamRun:
                     if ready[at] // channels != special:
                         break
                     at = int(draw() * len(ready))
-            elif kind == 2 and draw() < 0.9:  # let one run ahead
+            elif kind == 2 and draw() < 0.9:  # let one rank run ahead
                 at = next((i for i, s in enumerate(ready) if s // channels == special), at)
-            elif kind == 3 and draw() < 0.8:  # the newest first: one goes on as far as it can
+            elif kind == 3 and draw() < 0.8:  # the newest first: one stream runs as far as it can
                 at = len(ready) - 1
             return at
 
         return choose
 
     def _look(self, stream: int) -> None:
-        """Make a stream ready when its next instruction may begin, else watch a counter that it waits for."""
+        """Make a stream ready if its next instruction may begin, else watch a counter that it waits for."""
         program = self.program
         if program._start[stream] == program._start[stream + 1] or self.execution[stream] == len(self.inputs):
             return
@@ -170,7 +170,7 @@ class _StreamRun:
         sources = program._sources[i]
         if self.random.random() < 0.5:
             self.begun[stream] = memory.combine([read(x) for x in sources])
-        else:  # what it overwrites itself must be read now
+        else:  # it must read now what it overwrites itself
             self.begun[stream] = {j: read(sources[j]).copy() for j in program._in_place[i]}
         for x in program._targets[i]:
             memory.poison(x)
@@ -206,7 +206,7 @@ class _StreamRun:
         self._look(stream)
 
     def _enter(self, stream: int) -> None:
-        """Take the caller's input; output and scratch are poisoned at first."""
+        """Take the caller's input. Output and scratch are poisoned at first."""
         program, rank = self.program, stream // self.program.channels
         own = program.memory.of_rank(rank)
         self.memory.poison(own)

@@ -1,7 +1,7 @@
 """Lowering: from moves in program order to one instruction stream per rank and channel, with the waits they need.
 
-Between hosts, where no rank sees another one's counter, a copy is two instructions: a SEND of the rank that has its source, and
-a RECEIVE of the one that gets it. A POST before those of one round begins them all.
+Between hosts no rank sees another one's counter. There a copy is two instructions: a SEND of the rank that has its source, and
+a RECEIVE of the rank that gets it. A POST before those of one round begins them all.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _COMPACT = 1 << 22
 
 
 def lower(schedule: Schedule, hosts: Sequence[int] = ()) -> Streams:
-    """The streams of a schedule, whose ranks lie on these hosts; on one host without them.
+    """Lower a schedule to streams. `hosts` has the host of each rank, and is empty for one host.
 
-    Waits come from the hazards between moves in program order (read after write, write after read, write after write),
-    and from the rule that a rank's places belong to the execution from its ENTER to its LEAVE: ENTER counts as their
-    first writer, LEAVE comes after every access by others. Implied waits are dropped.
+    Waits come from the hazards between moves in program order (read after write, write after read, write after write). They
+    also come from the rule that a rank's places belong to the execution from its ENTER to its LEAVE: ENTER counts as their
+    first writer, and LEAVE comes after every access by others. Implied waits are dropped.
     """
     if hosts:
-        from ..split_hosts import split_hosts  # here: few schedules need it
+        from ..split_hosts import split_hosts  # imported here because few schedules need it
 
         schedule = split_hosts(schedule, hosts)
     hazards = _Hazards(schedule, hosts)
@@ -52,7 +52,7 @@ def lower(schedule: Schedule, hosts: Sequence[int] = ()) -> Streams:
 
 @dataclass
 class _Pairs:
-    """The largest value of each key; keys are added in arrays, and merged when many are pending."""
+    """The largest value of each key. Keys are added in arrays, and merged when many are pending."""
 
     keys: list[np.ndarray] = field(default_factory=list)
     values: list[np.ndarray] = field(default_factory=list)
@@ -95,12 +95,12 @@ class _Lowered:
 
 
 def _stream(batch: Batch, channels: int) -> np.ndarray:
-    """The stream of each row."""
+    """Return the stream of each row."""
     return batch.by.astype(np.int64) * channels + batch.channel
 
 
 class _Hazards:
-    """Walks the moves in program order and notes, for each, the instructions that it must wait for.
+    """Walks the moves in program order. For each it notes the instructions that it must wait for.
 
     An event is one integer, value * streams + stream: that stream has done `value` instructions.
     """
@@ -117,7 +117,7 @@ class _Hazards:
         longest = sum((np.bincount(b.by, minlength=self.p) for b in schedule.batches), np.zeros(self.p, np.int64)).max()
         events = np.int32 if (2 + int(longest)) * self.streams < 2**31 and not hosts else np.int64
         self.writer = np.tile(enters.astype(events), schedule.places.rows)
-        self.fixed = self.collective.input_chunks * self.p  # places below are inputs: nothing writes them
+        self.fixed = self.collective.input_chunks * self.p  # places below are inputs, which nothing writes
         self.static = len(self.collective.parts_of_rows) * self.p
         scratch = np.full(size - self.static, -1, np.int32)
         self.part = np.concatenate([np.repeat(self.collective.parts_of_rows, self.p), scratch])
@@ -180,16 +180,16 @@ class _Hazards:
             self.lowered.append(_Lowered(opcode, rank, index, batch.dst, batch.src, *run, none, none))
 
     def _moves(self, rows: int) -> np.ndarray:
-        """The numbers of the next rows of the schedule's batches."""
+        """Return the numbers of the next rows of the schedule's batches."""
         self.moves += rows
         return np.arange(self.moves - rows, self.moves)
 
     def forget(self) -> None:
-        """Drop columns that only the walk needs: gigabytes when there are thousands of ranks."""
+        """Drop columns that only the walk needs: gigabytes for thousands of ranks."""
         del self.writer, self.part, self.reader, self.read_event, self.read_next, self.stamp
 
     def _number(self, stream: np.ndarray) -> np.ndarray:
-        """The next instruction numbers of these streams; a stream may occur several times."""
+        """Return the next instruction numbers of these streams. A stream may occur several times."""
         if self._distinct(stream):
             index = self.done[stream]
             self.done[stream] += 1
@@ -210,7 +210,7 @@ class _Hazards:
         return bool((self.stamp[keys] == numbers).all())
 
     def _parts(self, batch: Batch, dst: np.ndarray, src: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For each instruction, the part of its first chunk and the step to the next one."""
+        """Return, for each instruction, the part of its first chunk and the step to the next one."""
         part = self.part[src[:, 0]]
         self.part[dst] = part[:, None]
         first, step, regular = part_steps(part, batch.count)
@@ -248,11 +248,11 @@ class _Hazards:
             before[again] = entry[np.flatnonzero(again) - 1]
         self.read_event[entry] = events
         self.read_next[entry] = before
-        self.reader[places] = entry  # of several to one place NumPy keeps the last
+        self.reader[places] = entry  # NumPy keeps the last of several to one place
         self.reads += len(places)
 
     def _merged(self, waiting: list[tuple[np.ndarray, np.ndarray]], stream: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(row, event) of what each row waits for: the latest of each other stream."""
+        """Return (row, event) of what each row waits for: the latest event of each other stream."""
         row = np.concatenate([r for r, _ in waiting])
         event = np.concatenate([e for _, e in waiting]).astype(np.int64)
         other = event % self.streams
@@ -291,7 +291,7 @@ def _assemble(schedule: Schedule, hazards: _Hazards, hosts: tuple[int, ...]) -> 
     move = np.full(n, -1, small)
     sides = {"dst": np.zeros(n + 1, small), "src": np.zeros(n + 1, small)}
     waits = np.zeros(n + 1, small)
-    for channel in range(1, channels):  # a rank has not left while another of its channels is at work
+    for channel in range(1, channels):  # a rank has not left while another of its channels works
         others = np.arange(channel, streams, channels)
         others = others[hazards.done[others] > 0]
         hazards.touched.add(others // channels * streams + others, hazards.done[others])
@@ -343,8 +343,8 @@ def _assemble(schedule: Schedule, hazards: _Hazards, hosts: tuple[int, ...]) -> 
 
 
 def _reduced(streams: Streams) -> Streams:
-    """The same streams without implied waits."""
-    graph = streams.graph(messages=False)  # each host's waits must do without what messages imply
+    """Return the same streams without implied waits."""
+    graph = streams.graph(messages=False)  # each host's waits must suffice without those that messages imply
     trivial = (np.diff(graph.ptr) == 0) & ~graph.has_previous
     keep = transitively_reduced(graph, trivial)
     ptr = np.concatenate([[0], np.cumsum(keep)])[streams.wait_ptr].astype(streams.wait_ptr.dtype)

@@ -224,9 +224,9 @@ class Streams:
         if differs.any():
             k, p = int(np.argmax(differs)), self.schedule.nranks
             ends = [(int(rows[k]), *(places[1::-1, k] % p)) for rows, places in sides if k < len(rows)]
-            first = min(pair for _, *pair in ends)  # the other one's partner comes later
+            first = min(pair for _, *pair in ends)  # the partner of the other one comes later
             one, other = (*(self.describe(i) for i, *pair in ends if pair == first), "nothing")[:2]
-            raise ScheduleError(f"streams of {self.schedule.collective}: {one} meets {other}: it would wait forever.")
+            raise ScheduleError(f"streams of {self.schedule.collective}: {one} is paired with {other}: it would wait forever.")
         return sends, receives
 
     def _side(self, opcode: Opcode) -> tuple[np.ndarray, np.ndarray]:
@@ -246,7 +246,7 @@ class Streams:
         batch = np.repeat(np.arange(len(batches)), np.array([len(b) for b in batches], int))
         kinds = (np.flatnonzero(self.opcode == opcode) for opcode in (Opcode.SEND, Opcode.COMBINE))
         sends, combines = (rows[np.argsort(self.move[rows], kind="stable")] for rows in kinds)
-        begins = np.zeros(len(batches), int)  # the messages of a round are one batch
+        begins = np.zeros(len(batches), int)  # the messages of a round form one batch
         begins[batch[self.move[sends]]] = 1
         sent, combined = (np.cumsum(begins)[batch[self.move[rows]]] for rows in (sends, combines))
         dst, src = self.dst[self.dst_ptr[sends]], self.src[self.src_ptr[sends]]
@@ -330,11 +330,11 @@ class Streams:
             w = int(np.argmax(never))
             i = int(np.searchsorted(self.wait_ptr, w, side="right")) - 1
             raise ScheduleError(
-                f"deadlock: {self.describe(i)} waits for count {int(value[w])} of stream {int(self.wait_stream[w])}, which has "
+                f"deadlock: {self.describe(i)} waits for count {int(value[w])} of stream {int(self.wait_stream[w])}, with "
                 f"only {int(length[w])} instructions.",
                 self.source(i),
             )
-        # A count of 0 or less was reached in an execution before; the last instruction jumps to the full span.
+        # A count of 0 or less was reached in an earlier execution. The last instruction jumps to the full span.
         back = np.where(value <= 0, (self.span - value) // self.span, 0)
         value = np.minimum(value + back * self.span, length)
         when = execution - back

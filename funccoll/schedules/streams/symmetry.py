@@ -10,15 +10,15 @@ __all__ = ["Symmetry", "clock_dtype", "symmetry_of"]
 
 
 def clock_dtype(start: np.ndarray) -> np.dtype:
-    """The integers that hold the numbers of instructions of streams."""
+    """Return the integer dtype that holds the numbers of instructions of streams."""
     return np.dtype(np.int16 if int(np.diff(start).max(initial=0)) < 2**15 else np.int32)
 
 
 class Symmetry:
     """A graph that looks alike from every rank, up to a rotation of the ranks or an exclusive or of their numbers.
 
-    Rings, Bruck's algorithm and all direct exchanges are of the first sort, recursive doubling of the second. One
-    rank's clocks then stand for all: time and memory fall by a factor of p.
+    Rings, Bruck's algorithm and all direct exchanges are of the first sort, recursive doubling of the second. One rank's clocks
+    then stand for all, so time and memory fall by a factor of p.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Symmetry:
 
 
 def symmetry_of(start: np.ndarray, ptr: np.ndarray, target: np.ndarray, channels: int) -> Symmetry | None:
-    """The symmetry of a graph's streams (see `HappensBefore`), or None."""
+    """Return the symmetry of a graph's streams (see `HappensBefore`), or None."""
     p = (len(start) - 1) // channels
     nodes = int(start[-1])
     lengths = np.diff(start).reshape(p, channels)

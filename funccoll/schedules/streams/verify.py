@@ -1,9 +1,9 @@
 """Verification of streams on their own, however they were made, for two executions in a row.
 
-It does not depend on lowering: accesses to each place are sorted by the happens-before graph, and every
-two neighbours of which one writes must be ordered. What a race-free program computes does not depend on the
-interleaving, so one order is enough to prove the values. They must be the expressions of the schedule's proof: another order
-of combination has other bits than the virtual devices, which compute what the proof says.
+It does not depend on lowering. Accesses to each place are sorted by the happens-before graph. Two neighbours must be ordered if
+one of them writes. A race-free program computes the same in every interleaving, so one order is enough to prove the values.
+They must be the expressions of the schedule's proof. Another order of combination has other bits than the virtual devices,
+which compute what the proof says.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ __all__ = ["verify"]
 
 
 def verify(streams: Streams, executions: int = 2) -> np.ndarray:
-    """Raise ScheduleError for malformed columns, a deadlock (with a shortest cycle), a race, a wrong value or order.
+    """Verify streams.
 
-    Returns a mask of the instructions that complete a reduction.
+    Raises ScheduleError for malformed columns, a deadlock (with a shortest cycle), a race, a wrong value or order. Returns a
+    mask of the instructions that complete a reduction.
     """
     _check_columns(streams)
     if streams.hosts:
@@ -38,7 +39,7 @@ def verify(streams: Streams, executions: int = 2) -> np.ndarray:
     graph = streams.graph(executions)
     if not graph.is_acyclic:
         raise _deadlock(streams, graph, executions)
-    if streams.hosts:  # what orders accesses is within their host
+    if streams.hosts:  # only waits within a host order its accesses
         graph = streams.graph(executions, messages=False)
     _check_races(streams, graph, executions)
     _check_gates(streams, graph, executions)
@@ -46,7 +47,7 @@ def verify(streams: Streams, executions: int = 2) -> np.ndarray:
 
 
 def _check_columns(streams: Streams) -> None:
-    """Refuse columns that no executor can read."""
+    """Raise a ScheduleError for columns that no executor can read."""
     places = streams.schedule.places
 
     def need(good: bool, what: str) -> None:
@@ -84,7 +85,7 @@ def _check_columns(streams: Streams) -> None:
 
 
 def _instruction(streams: Streams, node: int, executions: int) -> tuple[int, int]:
-    """(instruction, execution) of a node of the graph of several executions."""
+    """Return (instruction, execution) of a node of the graph of several executions."""
     s = int(np.searchsorted(streams.start * executions, node, side="right")) - 1
     length = int(streams.start[s + 1] - streams.start[s])
     execution, index = divmod(node - int(streams.start[s]) * executions, length)
@@ -117,7 +118,7 @@ def _deadlock(streams: Streams, graph: HappensBefore, executions: int) -> Schedu
 def _check_races(streams: Streams, graph: HappensBefore, executions: int) -> None:
     place, node, write = (np.concatenate(c) for c in zip(*_accesses(streams, executions), strict=True))
     level = graph.levels_of(node)
-    # Within a place by level; what is on one level is never ordered. An instruction's reads go before its writes.
+    # Within a place, order by level: two nodes on one level are never ordered. An instruction's reads go before its writes.
     key = (place * (int(level.max()) + 1) + level) * 2 + write
     order = np.argsort(key, kind="stable")
     place, node, write = place[order], node[order], write[order]
@@ -145,7 +146,10 @@ def _check_races(streams: Streams, graph: HappensBefore, executions: int) -> Non
 
 
 def _accesses(streams: Streams, executions: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """(place, node, True for a write) of every access. The caller may touch its rank's places outside ENTER ... LEAVE."""
+    """Return (place, node, True for a write) of every access.
+
+    The caller may touch its rank's places outside ENTER ... LEAVE.
+    """
     places = streams.schedule.places
     p = places.collective.nranks
     once = []
@@ -173,9 +177,10 @@ def _accesses(streams: Streams, executions: int) -> list[tuple[np.ndarray, np.nd
 
 
 def _check_gates(streams: Streams, graph: HappensBefore, executions: int) -> None:
-    """Inputs are only read; every access lies between the ENTER and the LEAVE of its own execution on the place's rank.
+    """Check that inputs are only read, and that every access lies between the ENTER and the LEAVE on its place's rank.
 
-    Gates count as writes to all places of the rank, and there are no races, so levels give the order.
+    These are those of the access's own execution. Gates count as writes to all places of the rank, and there are no races, so
+    levels give the order.
     """
     p, channels = streams.schedule.nranks, streams.schedule.channels
     gates = [np.flatnonzero(streams.opcode == opcode) for opcode in (Opcode.ENTER, Opcode.LEAVE)]
@@ -187,7 +192,7 @@ def _check_gates(streams: Streams, graph: HappensBefore, executions: int) -> Non
         at = int(np.argmax(refused))
         i = int(np.searchsorted(streams.dst_ptr, at, side="right")) - 1
         raise ScheduleError(
-            f"{streams.describe(i)}: it writes to {streams.schedule.places.place(streams.dst[at])}, which is an input, or an "
+            f"{streams.describe(i)}: it writes to {streams.schedule.places.place(streams.dst[at])}, an input, or an "
             "output that this rank does not have.",
             streams.source(i),
         )
@@ -223,7 +228,7 @@ def _race(streams: Streams, earlier: int, later: int, executions: int) -> Schedu
 
 
 def _shared(streams: Streams, a: int, b: int) -> str:
-    """A place that both instructions touch, as text."""
+    """Return a place that both instructions touch, as text."""
     places = streams.schedule.places
     p = places.collective.nranks
 
@@ -278,7 +283,7 @@ def _check_values(streams: Streams) -> np.ndarray:
 
 
 def _check_parts(streams: Streams, machine: SymbolicExecutor, batch: Batch, instruction: np.ndarray) -> None:
-    """Refuse instructions whose parts are not those of the chunks that they read."""
+    """Raise a ScheduleError for instructions whose parts are not those of the chunks that they read."""
     row, within = chunks_of_runs(batch.count)
     place = batch.src[row, 0] + within * machine.collective.nranks
     held = machine.holds[place]

@@ -175,7 +175,10 @@ def examine(mutant: Mutant) -> Result:
 
 REASONS = (
     ("which nothing has written before", "reads a place that was never written; what comes of it is not used"),
-    ("different parts of the data meet", "mixes chunks whose lengths may differ; what comes of it is not used"),
+    (
+        "it mixes chunks that are different parts of the data",
+        "mixes chunks whose lengths may differ; what comes of it is not used",
+    ),
     ("only copies", "combines in a collective that only copies; what comes of it is not used"),
     ("names part", "names a wrong element range; what comes of it is not used"),
 )

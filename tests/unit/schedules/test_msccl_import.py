@@ -115,9 +115,9 @@ MALFORMED = {
     "a negative offset": ('srcoff="0"', 'srcoff="-1"', 'srcoff="-1"', "chunks -1 to -1"),
     "another buffer": ('srcbuf="i"', 'srcbuf="x"', 'srcbuf="x"', "srcbuf='x' is not a buffer: i, o or s"),
     "another step": ('type="rrc"', 'type="rrx"', 'type="rrx"', "there is no step of type='rrx'. There are s, r, rcs"),
-    "a step out of order": ('<step s="1"', '<step s="2"', '<step s="2"', "step s=2 comes where 1 must"),
-    "a thread block twice": ('<tb id="1"', '<tb id="0"', '<tb id="0" send="1"', "tb id=0 of gpu 0 comes where 1 must"),
-    "a gpu twice": ('<gpu id="1" i_', '<gpu id="0"  i_', '<gpu id="0"  i_', "gpu id=0 comes where 1 must"),
+    "a step out of order": ('<step s="1"', '<step s="2"', '<step s="2"', "step s=2 comes in place of 1"),
+    "a thread block twice": ('<tb id="1"', '<tb id="0"', '<tb id="0" send="1"', "tb id=0 of gpu 0 comes in place of 1"),
+    "a gpu twice": ('<gpu id="1" i_', '<gpu id="0"  i_', '<gpu id="0"  i_', "gpu id=0 comes in place of 1"),
     "a gpu that does not exist": ('<gpu id="2"', '<gpu id="3"', '<gpu id="3"', "id='3' of gpu must be an integer from 0 to 2"),
     "too few gpus": ('ngpus="3"', 'ngpus="4"', "<algo", "ngpus=4, and there are 3 gpus"),
     "its own peer": ('send="1"', 'send="0"', 'send="0"', "tb 1 of gpu 0 sends to, or receives from, its own rank"),
@@ -309,7 +309,7 @@ def test_sides_of_a_message_must_have_equal_counts():
         ((2, 2, 0), [block(0, 1, -1, [step(0, "s", "i0", "o0", 2)])]),
         ((2, 2, 0), [block(0, -1, 0, [step(0, "r", "i0", "o0")])]),
     ]
-    with pytest.raises(ScheduleError, match="lines 4 and 9: a send of 2 chunks meets a receive of 1"):
+    with pytest.raises(ScheduleError, match="lines 4 and 9: a send of 2 chunks is paired with a receive of 1"):
         fs.from_msccl_xml(algorithm("broadcast", 2, two))
 
 
@@ -322,7 +322,7 @@ def test_a_missing_dependency_is_a_race_although_the_values_would_be_right():
 
 def test_a_program_that_does_something_else_is_refused_with_its_line():
     text = replaced(RING, 'type="rrc" srcbuf="i" srcoff="1"', 'type="rrc" srcbuf="i" srcoff="0"')
-    with pytest.raises(ScheduleError, match=r"ring.* is wrong: chunks that are different parts of the data meet") as caught:
+    with pytest.raises(ScheduleError, match=r"ring.* is wrong: it mixes chunks that are different parts of the data") as caught:
         fs.from_msccl_xml(text)
     assert f"<text>:{line_of(text, 'srcoff=.0. dstbuf=.o. dstoff=.1.')}" in str(caught.value)
     with pytest.raises(ScheduleError, match=r"ring for broadcast on 3 ranks.*broadcast only copies"):

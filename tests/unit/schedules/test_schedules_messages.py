@@ -297,12 +297,12 @@ def rows_of(streams: Streams, opcode: Opcode) -> list[int]:
 
 def test_a_send_without_a_receive(ring):
     bad = without(ring, rows_of(ring, Opcode.RECEIVE)[-1])
-    with pytest.raises(ScheduleError, match=r"rank 1, .*: send: .* meets nothing: it would wait forever"):
+    with pytest.raises(ScheduleError, match=r"rank 1, .*: send: .* is paired with nothing: it would wait forever"):
         bad.verify()
 
 
 def test_a_receive_without_a_send(ring):
-    with pytest.raises(ScheduleError, match=r"rank 0, .*: receive: .* meets nothing: it would wait forever"):
+    with pytest.raises(ScheduleError, match=r"rank 0, .*: receive: .* is paired with nothing: it would wait forever"):
         without(ring, rows_of(ring, Opcode.SEND)[-1]).verify()
 
 
@@ -311,7 +311,7 @@ def test_messages_in_another_order(ring):
     first, second = rows_of(ring, Opcode.RECEIVE)[:2]
     rows = list(range(len(ring)))
     rows[first], rows[second] = second, first
-    with pytest.raises(ScheduleError, match=r"send: .* meets .* receive: .*: it would wait forever"):
+    with pytest.raises(ScheduleError, match=r"send: .* is paired with .* receive: .*: it would wait forever"):
         with_rows(ring, rows).verify()
 
 
