@@ -1,4 +1,4 @@
-"""Platforms: the memory in which arrays lie, and the array library that computes on them (NumPy, or CuPy in `gpu`).
+"""Platforms: the memory of arrays, and the array library that computes on them (NumPy, or CuPy in `gpu`).
 
-They import `arrays`, `kernels` and `primitives`, and know neither transports nor jobs.
+They import `arrays`, `kernels` and `primitives`. They do not know transports or jobs.
 """

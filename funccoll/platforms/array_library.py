@@ -1,4 +1,4 @@
-"""Array libraries: what holds the arrays of a type of device and computes with them. NumPy's, for CPUs, is here."""
+"""Array libraries: they hold the arrays of a type of device, and compute with them. NumPy's, for CPUs, is here."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class ArrayLibrary(Protocol):
     namespace: Any
     """Its module: `numpy`, `cupy`."""
     specialises: bool
-    """True when the function of an equation depends on its types as well, and not on its primitive and parameters alone."""
+    """True if the function of an equation also depends on its types, not only on its primitive and parameters."""
 
     def asarray(self, x: Any, what: str = "x") -> Any:
-        """Return an argument as an array of the library: itself where it is one, else a copy or a view of it.
+        """Return an argument as an array of the library: itself if it is one, else a copy or a view of it.
 
-        `what` names it in messages. Raises TraceError, DTypeError, DeviceError.
+        `what` is its name in messages. Raise TraceError, DTypeError or DeviceError.
         """
         ...
 
@@ -46,23 +46,24 @@ class ArrayLibrary(Protocol):
         ...
 
     def literal(self, value: np.ndarray, eqn: Equation) -> Any:
-        """Return a scalar constant as an equation's function takes it."""
+        """Return a scalar constant in the form that an equation's function takes."""
         ...
 
     def compute(self, eqn: Equation) -> Callable[..., Any]:
-        """Return the function of one equation: from its operands' blocks to its output's.
+        """Return the function of one equation, from its operands' blocks to its output's.
 
-        Of a ufunc it takes `out=`, an array; of a primitive that works in place, a tuple of arrays and Nones.
+        The function of a ufunc takes `out=`, an array. That of a primitive that works in place takes a tuple of arrays and
+        Nones.
         """
         ...
 
     def check(self) -> None:
-        """Raise what the computations so far have found wrong, after the device was waited for."""
+        """Wait for the device, and raise the errors that earlier computations have found."""
         ...
 
 
 class NumpyLibrary:
-    """NumPy, which holds the arrays in host memory. A primitive's reference computes it."""
+    """NumPy. It holds the arrays in host memory. A primitive's reference computes it."""
 
     array_type = np.ndarray
     namespace = np
@@ -96,7 +97,7 @@ class NumpyLibrary:
         return functools.partial(reference, **eqn.params) if eqn.params else reference
 
     def check(self) -> None:
-        """See `ArrayLibrary`. NumPy has raised it."""
+        """See `ArrayLibrary`. NumPy raises its errors at once."""
 
 
 NUMPY = NumpyLibrary()

@@ -1,4 +1,4 @@
-"""The number of threads with which NumPy's BLAS computes. It decides in which order products are summed, hence their bits."""
+"""The number of threads of NumPy's BLAS. It decides the order in which products are summed, and so their bits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import MeshError
 
 __all__ = ["keep_threads", "threads"]
 
-# (function that tells the number of threads, function that sets it), by threadpoolctl's `internal_api`.
+# (function that returns the number of threads, function that sets it), by threadpoolctl's `internal_api`.
 _FUNCTIONS = {
     "mkl": [("MKL_Get_Max_Threads", "MKL_Set_Num_Threads")],
     "blis": [("bli_thread_get_num_threads", "bli_thread_set_num_threads")],
@@ -27,9 +27,9 @@ _OPENMP = [("omp_get_max_threads", "omp_set_num_threads")]
 
 
 def threads(environment: Mapping[str, str] = os.environ) -> int:
-    """The BLAS threads of each device of a mesh of more than one: FUNCCOLL_BLAS_THREADS, 1 where it is not set.
+    """Return the BLAS threads of each device of a mesh of more than one: FUNCCOLL_BLAS_THREADS, by default 1.
 
-    Raises: MeshError when it is not a whole number of 1 or more.
+    Raise MeshError if it is not a whole number of 1 or more.
     """
     text = BLAS_THREADS.read(environment)
     if not text.isdecimal() or not int(text):
@@ -39,12 +39,12 @@ def threads(environment: Mapping[str, str] = os.environ) -> int:
 
 @functools.lru_cache(maxsize=1)
 def _controls() -> list[tuple[Callable[[], int], Callable[[int], Any]]]:
-    """(the function that tells the number of threads, the one that sets it) of NumPy's BLAS.
+    """Return (the function that returns the number of threads, the one that sets it) for NumPy's BLAS.
 
-    They are called as C functions: `LibController.get_num_threads` takes four times as long, and its counterpart does
-    nothing in any thread but the first that called it.
+    They are called as C functions. `LibController.get_num_threads` takes four times as long. Its counterpart does nothing,
+    except in the first thread that called it.
     """
-    from threadpoolctl import ThreadpoolController  # here: it is needed by programs that multiply matrices
+    from threadpoolctl import ThreadpoolController  # here, because only programs that multiply matrices need it
 
     found = ThreadpoolController().select(user_api="blas").lib_controllers
     bundled = [library for library in found if "numpy" in library.filepath]  # SciPy may have another one
@@ -60,10 +60,10 @@ def _controls() -> list[tuple[Callable[[], int], Callable[[int], Any]]]:
 
 
 def keep_threads() -> Callable[[], None] | None:
-    """Return a function to call before products of matrices: it sets the number of threads when that has changed.
+    """Return a function to call before products of matrices. It sets the number of threads if that has changed.
 
-    None where NumPy's BLAS has no threads. It stays set, also for other code of this process: each call changing it there
-    and back would change it under other Python threads.
+    Return None if NumPy's BLAS has no threads. The number stays set, also for other code of this process: setting it back
+    after each call would change it under other Python threads.
     """
     count = threads()
     controls = _controls()

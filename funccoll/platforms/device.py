@@ -1,4 +1,4 @@
-"""Devices of a process, as the compiler sees them: where their arrays are, and how compiled programs run there."""
+"""Devices of a process, for the compiler: the place of their arrays, and the execution of compiled programs."""
 
 from __future__ import annotations
 
@@ -15,51 +15,52 @@ if TYPE_CHECKING:
 __all__ = ["Copies", "Device", "GpuDevice", "Run"]
 
 Copies = Any
-"""The values that a process holds of a variable: one array where there is one, else a list in the order of
-`mesh.copy_coordinates`."""
+"""The values of a variable that a process holds: one array, or a list in the order of `mesh.copy_coordinates` if there are
+several."""
 
 Run = Callable[..., Sequence[Copies]]
-"""A compiled program: from the copies of each input to those of each output."""
+"""A compiled program, from the copies of each input to those of each output."""
 
 
 class Device(Protocol):
-    """The device, or devices, on which a process computes: what differs between host memory and a GPU."""
+    """The device, or devices, on which a process computes. All differences between host memory and a GPU are here."""
 
     @property
     def library(self) -> ArrayLibrary:
-        """The library of the blocks, which computes between collectives."""
+        """Return the library of the blocks, which computes between collectives."""
         ...
 
     @property
     def allocate(self) -> Callable[[tuple[int, ...], np.dtype], Any]:
-        """The function that makes a C-contiguous array with undefined values, of (shape, dtype). It raises MemoryError.
+        """Return the function that makes a C-contiguous array with undefined values, of (shape, dtype). It may raise
+        MemoryError.
 
-        Large operands of collectives are computed into it: peers may read it in place.
+        Large operands of collectives are computed into it, because peers may read it in place.
         """
         ...
 
     def new_block(self, value: Any) -> Any:
-        """Return a copy of an array, of NumPy's or of the library's, in memory from `allocate`: the block of an Array."""
+        """Return a copy of an array (of NumPy or of the library) in memory from `allocate`, as the block of an Array."""
         ...
 
     def wait(self) -> None:
-        """Wait until the results of all calls so far are there. Raises what went wrong in them."""
+        """Wait until the results of all calls so far are there. Raise their errors."""
         ...
 
     def record(self, run: Run, program: Program) -> Run:
-        """Return a compiled program as it is executed: itself, or a recording of it that is replayed."""
+        """Return a compiled program in the form that is executed: itself, or a recording that is replayed."""
         ...
 
     def execution(self, run: Run) -> str:
-        """Return how calls of a program from `record` are executed, in words; and why not recorded, where they might be."""
+        """Say how calls of a program from `record` are executed. If they could be recorded and are not, say why."""
         ...
 
 
 class GpuDevice:
-    """This process's GPU, on which collectives of several processes run.
+    """This process's GPU, for collectives of several processes.
 
-    gpu: it, with `allocate`, `library` and `wait`. check: raises what has gone wrong in calls so far, after the GPU was waited
-    for. settle: waits for the GPU, where that takes more than `gpu.wait`.
+    `gpu` has `allocate`, `library` and `wait`. `check` raises the errors of calls so far, after a wait for the GPU. `settle`
+    waits for the GPU, if that takes more than `gpu.wait`.
     """
 
     def __init__(self, gpu: Any, check: Callable[[], None], settle: Callable[[], None] | None = None):

@@ -1,7 +1,8 @@
-"""The floating-point environment in which programs run: the default one, whichever the caller's thread has.
+"""The floating-point environment of programs: the default one, whatever the caller's thread has.
 
-A thread can have zeros in the place of subnormal numbers (`torch.set_flush_denormal`), and another rounding (`fesetround`). One
-rank of a job would then compute other bits than the others. Kernels set and restore it by themselves (`kernels.object_cache`).
+A thread may flush subnormal numbers to zero (`torch.set_flush_denormal`), or round in another way (`fesetround`). Then one
+rank of a job would compute other bits than the others. Kernels set and restore the environment themselves
+(`kernels.object_cache`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _HALF, _ONE, _LEAST_NORMAL, _LARGE, _LITTLE = 0.5, 1.0, 2.0**-1022, 2.0**1000, 2
 def _is_default(
     half: float = _HALF, one: float = _ONE, least: float = _LEAST_NORMAL, large: float = _LARGE, little: float = _LITTLE
 ) -> bool:
-    """True where Python's floats are rounded to the nearest, and are not flushed to zero: 0.05 µs, a call of C takes 0.4."""
+    """True if Python's floats are rounded to nearest, and not flushed to zero. It takes 0.05 µs; a call of C takes 0.4."""
     return least * half * large > 0.0 and one + little == one and one - little == one
 
 
@@ -30,7 +31,7 @@ def _run_in_context(context: Context, function: Callable[..., Any], *arguments: 
     if _is_default():
         return context.copy().run(function, *arguments)
     library, saved = ctypes.CDLL(None), (ctypes.c_int64 * 64)()  # a fenv_t has 16 or 32 bytes
-    library.feholdexcept(saved)  # the flags of exceptions that have occurred are the thread's again afterwards
+    library.feholdexcept(saved)  # restores the thread's exception flags, too
     default = ctypes.c_void_p(-1)  # FE_DFL_ENV of glibc and musl
     library.fesetenv(default)
     try:

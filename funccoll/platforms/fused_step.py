@@ -15,7 +15,7 @@ __all__ = ["fused_step"]
 
 
 def fused_step(eqn: Equation) -> Callable[..., Sequence[np.ndarray]]:
-    """The function of an equation of `optimizer_step_p`: the reference's bits, written to the arrays of `out=`."""
+    """Return the function of an equation of `optimizer_step_p`. It writes the reference's bits to the arrays of `out=`."""
     rule, decay, leaves = (eqn.params[k] for k in ("rule", "decay", "leaves"))
     moments = RULES[rule].moments
     arrays = (2 + moments) * leaves
@@ -41,7 +41,7 @@ def fused_step(eqn: Equation) -> Callable[..., Sequence[np.ndarray]]:
         results = tuple([np.empty(shape, dtype) if x is None else x for x, shape in zip(out, shapes, strict=True)])
         place = scalars.__array_interface__["data"][0]
         if run(id(operands), id(results), array_type, leaves, size_table, place):
-            # A scalar of NumPy's, or an array that is not contiguous: such a result is not written in place.
+            # A NumPy scalar, or an array that is not contiguous. Such a result is not written in place.
             operands = tuple([np.asarray(x, order="C") for x in operands[:arrays]])
             results = tuple(
                 [

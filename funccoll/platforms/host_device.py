@@ -1,4 +1,4 @@
-"""Host memory and NumPy as a device. (Apart from `device`: NumPy's library imports kernels, which not every process needs.)"""
+"""Host memory and NumPy as a device. (NumPy's library imports kernels, which not every process needs; so `device` is apart.)"""
 
 from __future__ import annotations
 

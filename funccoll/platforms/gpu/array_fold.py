@@ -1,4 +1,4 @@
-"""The left fold of `primitives.combining` on arrays of a GPU: NCCL's rounds of messages combine with it."""
+"""The left fold of `primitives.combining` on arrays of a GPU, for NCCL's rounds of messages."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _UFUNCS = {"sum": "add", "mean": "add", "prod": "multiply", "and": "bitwise_and"
 
 
 def array_fold(library: ArrayLibrary) -> Callable[[str, Sequence[Any], int], Any]:
-    """Return (op, sources, ranks of a mean) -> the left fold of arrays of this library, a new array, with NumPy's bits.
+    """Return (op, sources, ranks of a mean) -> the left fold of arrays of this library: a new array with NumPy's bits.
 
-    Float16 and bfloat16 are added and multiplied in float32, and rounded once; every NaN is the canonical one.
+    Float16 and bfloat16 are added and multiplied in float32, and rounded once. Every NaN becomes the canonical one.
     """
     if library is NUMPY:
         return lambda op, sources, count: fold(sources, op, count)
@@ -57,7 +57,7 @@ def _combined(cupy: Any, op: str, a: Any, b: Any) -> Any:
 
 
 def _canonical(cupy: Any, x: Any) -> Any:
-    """The canonical NaN in place of every NaN of `x`, which is a new array."""
+    """Replace every NaN of `x`, a new array, by the canonical one."""
     if is_inexact(x.dtype):
         for part in (x.real, x.imag) if x.dtype.kind == "c" else (x,):
             part[...] = cupy.where(cupy.isnan(part), part.dtype.type(np.nan), part)

@@ -1,11 +1,12 @@
-"""CUDA graphs: a compiled program is captured once and replayed, so that Python enqueues one thing in place of hundreds.
+"""CUDA graphs: a compiled program is captured once and replayed, so that Python enqueues one object instead of hundreds.
 
-A graph reads and writes fixed addresses. Arguments are copied into its slots before the program, and results out of its memory
-after it, so that each call's results are its own; nothing waits for the copies. Those of small arrays are two kernels of the
-graph, which read a table of addresses: a call then enqueues the table and the graph, and not a copy for each array, which would
-take longer than most graphs. Large arrays are copied by the driver, which is faster there.
+A graph reads and writes fixed addresses. So a call copies arguments into the graph's slots before the program, and results
+out of its memory afterwards. Each call has its own results, and the host does not wait for the copies.
 
-Slots, results and everything between them stay allocated between calls, so the graphs of a GPU are a cache with a limit.
+Two kernels of the graph copy all small arrays. They read a table of addresses, so a call enqueues the table and the graph.
+One copy for each array would take longer than most graphs. The driver copies large arrays, because it is faster there.
+
+Slots, results and everything between them stay allocated between calls. So a GPU keeps its graphs in a cache with a limit.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ if TYPE_CHECKING:
 __all__ = ["CapturedProgram", "Graph", "GraphCache"]
 
 WARM_UP = 1
-"""Calls before the capture, kernel by kernel: kernels are compiled and loaded, which a capture may not do."""
+"""Calls before the capture, kernel by kernel. They compile and load kernels, which a capture must not do."""
 LARGE_BYTES = 1 << 22
-"""Bytes of an array from which on the driver copies it."""
+"""The bytes of an array from which on the driver copies it."""
 MOST_GRAPHS = 512
-"""The most graphs that a GPU keeps; a jitted function keeps as many programs."""
+"""The most graphs that a GPU keeps. A jitted function keeps as many programs."""
 
 
 class Graph(Protocol):
-    """A graph with the memory that it reads and writes: both go when the object does."""
+    """A graph with the memory that it reads and writes. Both end with the object."""
 
     nbytes: int
-    """Bytes of the GPU that it keeps allocated."""
+    """Bytes of the GPU's memory that it keeps allocated."""
 
     def __call__(self) -> None:
         """Replay it on the current stream."""
@@ -47,25 +48,25 @@ class Graph(Protocol):
 
 
 class GraphCache:
-    """The captured programs of one GPU, of which those used longest ago lose their graphs when there are too many.
+    """The captured programs of one GPU. If there are too many, those used longest ago lose their graphs.
 
     It does not keep the programs alive.
     """
 
     def __init__(self, most_bytes: int):
-        """`most_bytes`: bytes that all graphs together may keep allocated. The one captured last may exceed it alone."""
+        """`most_bytes` limits the memory that all graphs keep allocated. The graph captured last may exceed it alone."""
         self.most_bytes = most_bytes
         self.uses = itertools.count(1)
-        """Numbers of replays, by which the graph that was used longest ago is found."""
+        """Numbers of replays. They show which graph was used longest ago."""
         self._programs: WeakValues[int, CapturedProgram] = WeakValues()
 
     def add(self, program: CapturedProgram) -> None:
-        """Keep the graph of a program that was just captured, and drop others where that is too much."""
+        """Keep the graph of a program that was just captured. Drop others if that is too much."""
         self._programs[id(program)] = program
         self.drop(self.most_bytes, MOST_GRAPHS, program)
 
     def drop(self, most_bytes: int, most_graphs: int, but: CapturedProgram) -> None:
-        """Drop graphs until at most `most_graphs` with `most_bytes` are left. That of `but` stays, and one that a call uses."""
+        """Drop graphs until at most `most_graphs` with `most_bytes` are left. Keep that of `but`, and one that a call uses."""
         captured = self._captured()
         nbytes, count = sum(program.nbytes for program in captured), len(captured)
         for program in sorted(captured, key=lambda program: program.last_use):
@@ -78,38 +79,38 @@ class GraphCache:
         return [program for program in self._programs.values() if program.is_captured]
 
     def stats(self) -> dict[str, int]:
-        """The number of "graphs", and the bytes that they keep allocated, "graph bytes"."""
+        """Return the number of "graphs", and their allocated bytes, "graph bytes"."""
         captured = self._captured()
         return {"graphs": len(captured), "graph bytes": sum(program.nbytes for program in captured)}
 
 
 class CapturedProgram:
-    """A compiled program, which is captured in its second call with arguments of its types, and replayed from then on.
+    """A compiled program. Its second call with arguments of its types captures it, and later calls replay it.
 
-    A program that cannot be captured is executed kernel by kernel; `why_not` is the reason then. One that loses its graph to
-    others is captured again; each time after twice as many calls, because a capture takes longer than a call.
+    A program that cannot be captured is executed kernel by kernel, and `why_not` is the reason. A program that loses its
+    graph to others is captured again, each time after twice as many calls, because a capture takes longer than a call.
     """
 
     def __init__(self, gpu: Gpu, run: Run):
         self._gpu, self._run = gpu, run
         self.why_not: str | None = None
         self.last_use = 0
-        """The number of its last replay: see `GraphCache.uses`."""
+        """The number of its last replay (`GraphCache.uses`)."""
         self._calls, self._warm_up, self._result_count = 0, WARM_UP, 0
         self._lock = threading.Lock()
         self._replay: Graph | None = None
         self._arguments: list[tuple[Any, int]] = []
-        """The arrays that the graph reads, each with its address, or 0 for one that is large."""
+        """The arrays that the graph reads, each with its address, or 0 if it is large."""
         self._results: list[tuple[Any, int]] = []
-        """Those that it writes, likewise."""
+        """The arrays that it writes, likewise."""
         self._outputs: list[list[int] | int] = []
-        """For each output the number of its result, or those of its blocks."""
+        """For each output, the number of its result, or of the results of its blocks."""
         self._table: Any = None
-        """Two addresses for each small argument, then for each small result: of what is copied, and of its copy."""
+        """Two addresses (source, copy) for each small argument, then for each small result."""
 
     @property
     def is_captured(self) -> bool:
-        """True when calls replay a graph."""
+        """True if calls replay a graph."""
         return self._replay is not None
 
     @property
@@ -120,7 +121,7 @@ class CapturedProgram:
 
     @property
     def execution(self) -> str:
-        """The way in which the next call is executed."""
+        """Say how the next call is executed."""
         if self.why_not is not None:
             return f"kernel by kernel: {self.why_not}"
         if self.is_captured:
@@ -130,13 +131,13 @@ class CapturedProgram:
         return "kernel by kernel; its CUDA graph was dropped to make room for others, and a later call captures it anew"
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
-        """Enqueue the program: from the copies of each input to a tuple with the copies of each output."""
+        """Enqueue the program, from the copies of each input to a tuple with the copies of each output."""
         return self._gpu.on_device(self._enqueue)(*inputs)
 
     def _enqueue(self, *inputs: Any) -> Sequence[Any]:
         if self.why_not is not None:
             return self._run(*inputs)
-        with self._lock:  # two threads would fill the same slots; and none captures while another one's first call goes on
+        with self._lock:  # two threads would fill the same slots, or capture during another thread's first call
             if self._calls < self._warm_up:
                 self._calls += 1
                 results = self._run(*inputs)
@@ -150,9 +151,9 @@ class CapturedProgram:
             return self._call(self._replay, inputs)
 
     def _call(self, replay: Graph, inputs: Sequence[Any]) -> Sequence[Any]:
-        """Enqueue the graph with its copies. Results are in memory of their own; what is one array stays one."""
+        """Enqueue the graph with its copies. Results are in their own memory. One array stays one."""
         gpu, rows, made = self._gpu, list[int](), list[Any]()
-        held = []  # until the graph is enqueued: the memory of one that is freed before could become that of another
+        held = []  # until the graph is enqueued: freed memory could become another array's
         for value, (slot, place) in zip(_blocks(inputs), self._arguments, strict=True):
             if not place:
                 gpu.copy_into(slot, value)
@@ -175,8 +176,8 @@ class CapturedProgram:
         )
 
     def release(self) -> int | None:
-        """Drop the graph and its memory. Returns its bytes, None while a call uses it."""
-        if not self._lock.acquire(blocking=False):  # waiting could be for a thread that waits for this one's graph
+        """Drop the graph and its memory. Return its bytes, or None while a call uses it."""
+        if not self._lock.acquire(blocking=False):  # waiting could deadlock with a thread that waits for this one's graph
             return None
         try:
             freed = self.nbytes
@@ -204,7 +205,7 @@ class CapturedProgram:
             except MemoryError:
                 graphs.drop(0, 0, self)
                 found, replay = self._gpu.capture(run)
-        except Exception as error:  # the driver refuses some calls: then it is executed as it was until now
+        except Exception as error:  # the driver refuses some calls; the program stays as it was until now
             self.why_not = f"its capture failed with {type(error).__name__}: {error}"
         else:
             self._arguments, outputs, self._results, self._table = found
@@ -217,11 +218,11 @@ class CapturedProgram:
             graphs.add(self)
 
     def _place(self, block: Any) -> int:
-        """The address of an array that a kernel of the graph copies; 0 for others."""
+        """Return the address of an array that a kernel of the graph copies; 0 for others."""
         return self._gpu.address(block) if block.nbytes < LARGE_BYTES and block.flags.c_contiguous else 0
 
     def _copy(self, table: Any, blocks: Sequence[tuple[Any, int]]) -> int:
-        """Enqueue copies of the small arrays, whose addresses a call writes into a table. Returns the number of rows."""
+        """Enqueue copies of the small arrays, whose addresses a call writes into a table. Return the number of rows."""
         sizes = [block.nbytes for block, place in blocks if place]
         pieces = pieces_of(sizes)
         if len(pieces):
@@ -235,5 +236,5 @@ class CapturedProgram:
 
 
 def _blocks(inputs: Sequence[Any]) -> Iterator[Any]:
-    """The arrays of all inputs, in order."""
+    """Yield the arrays of all inputs, in order."""
     return chain.from_iterable(copies if isinstance(copies, (list, tuple)) else (copies,) for copies in inputs)

@@ -1,11 +1,11 @@
-"""Products of matrices by cuBLAS, with a handle of our own, because CuPy 14.2 calls no cuBLAS while a stream captures.
+"""Products of matrices by cuBLAS, with our own handle, because CuPy 14.2 does not call cuBLAS while a stream is captured.
 
-cuBLAS itself can be captured (its documentation, "CUDA Graphs Support"), where its workspace is the caller's: ours is one
-piece of memory for all products, so that two streams must not multiply at once. Its matrices have their columns in a row.
-Read so, a matrix of ours is its transpose: C^T = B^T A^T needs no copy.
+cuBLAS itself can be captured if the caller owns its workspace (its documentation, "CUDA Graphs Support"). Ours is one piece
+of memory for all products, so two streams must not multiply at once. cuBLAS's matrices are column-major. It reads our matrix
+as its transpose, and C^T = B^T A^T needs no copy.
 
-Numbers and the types of parameters are those of cublas_api.h and library_types.h of CUDA 13 (cuBLAS 13.10). Tests run it on a
-fake of the library.
+Numbers and the types of parameters are those of cublas_api.h and library_types.h of CUDA 13 (cuBLAS 13.10). Tests run this
+module on a fake of the library.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LIMIT = 1 << 31  # sizes are int
 _WORKSPACE_BYTES = 32 << 20  # what NVIDIA recommends for Hopper, the most of all
 _NO_TRANSPOSE, _TRANSPOSE = 0, 1
 _DEFAULT_ALGORITHM = -1
-_MATH_MODE = 0 | 16  # no TF32; sums of 16-bit floats stay in 32 bits where parts of them meet
+_MATH_MODE = 0 | 16  # no TF32; partial sums of 16-bit floats combine in 32 bits
 _TYPES: dict[np.dtype, tuple[int, int, np.dtype]] = {
     np.dtype(dtype): (number, compute, np.dtype(scalar))
     for dtype, number, compute, scalar in (
@@ -69,8 +69,8 @@ _FUNCTIONS = {
 
 
 def find_library(runtime_version: int) -> Any:
-    """Return the cuBLAS that CuPy loads, for a version of the CUDA runtime (13020 is 13.2), or None where none is found."""
-    with suppress(ImportError, RuntimeError, OSError):  # CuPy 14 asks cuda-pathfinder, which knows NVIDIA's wheels
+    """Return CuPy's cuBLAS for a version of the CUDA runtime (13020 is 13.2), or None if there is none."""
+    with suppress(ImportError, RuntimeError, OSError):  # CuPy 14 uses cuda-pathfinder, which knows NVIDIA's wheels
         from cuda import pathfinder
 
         return ctypes.CDLL(pathfinder.load_nvidia_dynamic_lib("cublas").abs_path)
@@ -81,7 +81,7 @@ def find_library(runtime_version: int) -> Any:
 
 @dataclass(frozen=True)
 class _Matrices:
-    """A stack of matrices as cuBLAS is told it. `array` holds the memory until the product is enqueued."""
+    """A stack of matrices in cuBLAS's terms. `array` holds the memory until the product is enqueued."""
 
     array: Any
     transposed: bool
@@ -90,10 +90,10 @@ class _Matrices:
 
 
 class Cublas:
-    """cuBLAS on the current device. It lives as long as the process: graphs use its workspace.
+    """cuBLAS on the current device. It lives as long as the process, because graphs use its workspace.
 
-    `stream()` gives the current stream's address, made to wait for the products on others, and keeps other threads from
-    enqueueing until it is left. `capability` is the GPU's. Raises RuntimeError.
+    `stream()` is a context manager that gives the current stream's address. That stream waits for the products on other
+    streams, and no other thread enqueues meanwhile. `capability` is the GPU's. Raise RuntimeError.
     """
 
     def __init__(self, cupy: Any, library: Any, stream: Callable[[], AbstractContextManager[int]], capability: tuple[int, int]):
@@ -102,7 +102,7 @@ class Cublas:
             function = getattr(library, name)
             function.argtypes, function.restype = types, _int
         self.dtypes = frozenset(d for d in _TYPES if d != bfloat16 or capability >= (8, 0))
-        """The dtypes that `matmul` takes: older GPUs do not multiply bfloat16."""
+        """The dtypes that `matmul` takes. Older GPUs do not multiply bfloat16."""
         self._scalars = {d: (np.ones(1, scalar), np.zeros(1, scalar)) for d, (_, _, scalar) in _TYPES.items()}
         self._workspace = cupy.empty(_WORKSPACE_BYTES, np.uint8)
         handle = _address()
@@ -119,7 +119,7 @@ class Cublas:
             )
 
     def matmul(self, x: Any, y: Any, out: Any = None) -> Any:
-        """Return `x @ y` by NumPy's rules, for arrays with elements, of one dtype of `dtypes`. `out` shares no memory."""
+        """Return `x @ y` by NumPy's rules, for arrays with elements and one dtype of `dtypes`. `out` shares no memory."""
         a, b = x[None] if x.ndim == 1 else x, y[:, None] if y.ndim == 1 else y
         batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         shape = (*batch, *(x.shape[-2:-1]), *(y.shape[-1:] if y.ndim > 1 else ()))
@@ -133,7 +133,7 @@ class Cublas:
         return made
 
     def _matrices(self, x: Any, batch: tuple[int, ...]) -> _Matrices:
-        """A stack as it is, where cuBLAS can read it so; else a copy, repeated where nothing else helps."""
+        """Return a stack unchanged if cuBLAS can read it; else a copy, which repeats matrices only if that is necessary."""
         for array in (
             lambda: x,
             lambda: self._cupy.ascontiguousarray(x),
@@ -148,7 +148,7 @@ class Cublas:
     def _multiply(self, a: _Matrices, b: _Matrices, out: Any) -> None:
         (m, k), n = a.array.shape[-2:], b.array.shape[-1]
         count, lead = out.size // (m * n), a.leading
-        # One matrix for all of a stack: the stack's rows are those of one matrix, which is multiplied faster.
+        # One matrix for a whole stack: the stack's rows form one matrix, and one product is faster.
         rows_follow = a.stride == m * lead or (m == 1 and a.stride >= k)
         if count > 1 and not b.stride and not a.transposed and rows_follow and max(m * count, a.stride // m) < _LIMIT:
             lead, m, count = a.stride // m, m * count, 1
@@ -189,9 +189,9 @@ class Cublas:
 def _layout(
     shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, batch: tuple[int, ...]
 ) -> tuple[bool, int, int] | None:
-    """How cuBLAS reads a stack that is broadcast to `batch`: transposed, leading dimension, stride. None if it cannot.
+    """Say how cuBLAS reads a stack that is broadcast to `batch`: transposed, leading dimension, stride. None if it cannot.
 
-    What is stepped along a dimension of one element does not matter. Steps are positive, and rows do not overlap.
+    Steps along a dimension of one element do not matter. Steps are positive, and rows do not overlap.
     """
     if any(step % itemsize for step in strides):
         return None
@@ -211,7 +211,7 @@ def _layout(
 
 
 def _stride_of(sizes: tuple[int, ...], steps: tuple[int, ...], batch: tuple[int, ...]) -> int | None:
-    """The one step from each matrix of a stack, broadcast to `batch`, to the next; None where there is not one."""
+    """Return the one step from each matrix of a stack, broadcast to `batch`, to the next; None if there are several."""
     missing = len(batch) - len(sizes)
     stride, expected = None, 0
     for size, step, wanted in reversed(list(zip((1,) * missing + sizes, (0,) * missing + steps, batch, strict=True))):

@@ -33,7 +33,7 @@ def _load_driver() -> Any:
 
 
 def _on_device(device_id: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a function with a GPU as the calling thread's, which the next call of this thread may not want."""
+    """Call a function with a GPU as the calling thread's, and then restore the thread's own."""
     before = runtime.getDevice()
     if before == device_id:
         return function(*args, **kwargs)
@@ -45,7 +45,7 @@ def _on_device(device_id: int, function: Callable[..., Any], *args: Any, **kwarg
 
 
 def _by_its_device(cls: type[CupyGpu]) -> type[CupyGpu]:
-    """Let every public method run with the GPU as the calling thread's device: each thread of a process begins with GPU 0."""
+    """Make every public method run with the GPU as the calling thread's device, because each thread begins with GPU 0."""
 
     def entering(method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
@@ -65,7 +65,7 @@ def _by_its_device(cls: type[CupyGpu]) -> type[CupyGpu]:
 
 
 class _RecordedEvent:
-    """An event in a stream. CuPy's `Event.done` does not look at errors: it is False for ever after a fault of the GPU."""
+    """An event in a stream. After a fault of the GPU CuPy's `Event.done` is False for ever, because it ignores errors."""
 
     def __init__(self) -> None:
         self._event = cupy.cuda.Event(disable_timing=True)
@@ -73,7 +73,7 @@ class _RecordedEvent:
 
     @property
     def done(self) -> bool:
-        """True when the stream has come to it. Raises CUDARuntimeError when the GPU has failed."""
+        """True once the stream has reached it. Raise CUDARuntimeError if the GPU has failed."""
         status = runtime.eventQuery(self._event.ptr)
         if status not in (0, _NOT_READY):
             raise runtime.CUDARuntimeError(status)
@@ -81,19 +81,19 @@ class _RecordedEvent:
 
 
 _GRAPHS_SHARE = 0.25
-"""Part of the GPU's memory that CUDA graphs may keep allocated between calls."""
+"""The share of the GPU's memory that CUDA graphs may keep allocated between calls."""
 
 
 class _Capturing(threading.local):
     """A capture of this thread."""
 
     uploads: list[tuple[Any, np.ndarray]] | None = None
-    """Uploads that the capture puts off until its end; None outside."""
+    """Uploads that the capture postpones until its end; None outside."""
     memory: _GraphMemory
 
 
 class _StreamOrder:
-    """One order for everything that uses memory of its own again and again, on whatever streams: tables, slots, counters."""
+    """One order, over all streams, for all users of memory that is used again and again: tables, slots, counters."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -101,12 +101,12 @@ class _StreamOrder:
 
     @contextmanager
     def held(self, joins: bool = True) -> Iterator[Any]:
-        """The current stream, which has joined, with no other thread enqueueing what must wait for the caller's work."""
+        """Yield the current stream, which has joined. No other thread enqueues work that must wait for the caller's."""
         with self._lock:
             yield self.join() if joins else cupy.cuda.get_current_stream()
 
     def join(self) -> Any:
-        """Return the current stream, made to wait for what was enqueued on the last other one."""
+        """Return the current stream, after it waits for the work enqueued on the last other one."""
         stream = cupy.cuda.get_current_stream()
         with self._lock:
             if self._last is not None and stream != self._last:
@@ -116,41 +116,41 @@ class _StreamOrder:
 
 
 class _GraphMemory:
-    """Memory that one graph is captured with, and owns afterwards.
+    """Memory for the capture of one graph, which owns it afterwards.
 
-    A pool of CuPy 14.2 that is dropped never frees the blocks which are free in it. So the pool that a capture allocates from,
-    which uses memory again as arrays come and go, has blocks that it does not own.
+    If you drop a pool of CuPy 14.2, it never frees its free blocks. So the pool of a capture, which reuses memory as arrays
+    come and go, has blocks that it does not own.
     """
 
     def __init__(self, device_id: int):
         self.blocks: list[Any] = []
         self.constants: list[Any] = []
-        """Arrays of the graph with memory of their own, which it only reads."""
+        """Arrays with memory of their own, which the graph only reads."""
         self.pool = cupy.cuda.MemoryPool(functools.partial(_lent_block, self.blocks, device_id))
 
     def has(self, address: int) -> bool:
-        """True when an address is in it."""
+        """True if an address is in it."""
         return any(block.ptr <= address < block.ptr + block.size for block in self.blocks)
 
     def freeze(self) -> list[Any]:
-        """End allocation: return the blocks, which keep the memory."""
+        """End allocation. Return the blocks, which keep the memory."""
         del self.pool
         return self.blocks
 
 
 def _lent_block(blocks: list[Any], device_id: int, nbytes: int) -> Any:
-    """A new block for a pool, which `blocks` owns."""
+    """Make a block for a pool. `blocks` owns it."""
     blocks.append(cupy.cuda.Memory(nbytes))
     return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(blocks[-1].ptr, nbytes, None, device_id), 0)
 
 
 def _own_memory(nbytes: int) -> Any:
-    """Memory of one array, which no other one gets afterwards."""
+    """Allocate memory of one array, which no other array gets afterwards."""
     return cupy.cuda.MemoryPointer(cupy.cuda.Memory(nbytes), 0)
 
 
 class _Replay:
-    """A graph, with the memory that it needs. Its end frees both: cudaFree waits for what is being executed."""
+    """A graph with its memory. Its end frees both: cudaFree waits for running work."""
 
     def __init__(self, graph: Any, memory: _GraphMemory, order: _StreamOrder):
         self._graph, self._blocks, self._constants, self._order = graph, memory.freeze(), memory.constants, order
@@ -164,12 +164,12 @@ class _Replay:
 
 @_by_its_device
 class CupyGpu:
-    """The device that is CuPy's current one at first. See `virtual_devices.Gpu` and `peer_segments.PeerGpu`."""
+    """CuPy's current device at the time of construction. See `virtual_devices.Gpu` and `peer_segments.PeerGpu`."""
 
     def __init__(self) -> None:
         device = cupy.cuda.Device()
         self.device_id = int(device.id)
-        """CuPy's number of it, and torch's."""
+        """Its number in CuPy and torch."""
         capability = str(device.compute_capability)
         self._cc = int(capability[:-1]), int(capability[-1])
         self._capturing = _Capturing()
@@ -182,7 +182,7 @@ class CupyGpu:
         self._mapped = Counter[int]()
         self._order = _StreamOrder()
         self._capture = threading.RLock()
-        """Held in a capture, in which no thread may wait for the device, and by a thread that waits for it."""
+        """Held in a capture, during which no thread may wait for the device, and by a thread that waits for it."""
 
     def on_device(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """See `Gpu`."""
@@ -203,7 +203,7 @@ class CupyGpu:
         return self.library.empty(shape, dtype)
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """See `Gpu`. In the order of the launches: another stream's may use it next."""
+        """See `Gpu`. It is in the order of the launches, because a launch of another stream may use it next."""
         if self._capturing.uploads is None:
             self._order.join()
         array = self.allocate(shape, dtype)
@@ -219,10 +219,10 @@ class CupyGpu:
         return array.data.ptr
 
     def upload(self, to: Any, values: np.ndarray) -> None:
-        """See `Gpu`. From pageable memory, which may change when this returns: the driver has copied it then.
+        """See `Gpu`. The source is pageable memory. It may change when this returns, because the driver has copied it then.
 
-        While a graph is captured it is put off until the end: what a graph uploads never changes. So it is not in the graph's
-        own memory, where an array that is gone by then may have been in the same place, and is written by every replay.
+        While a graph is captured, the upload waits until the end: uploads of a graph never change. So it is not in the
+        graph's own memory. There, an array that is gone by then may have had the same place, and every replay writes it.
         """
         if self._capturing.uploads is not None:
             assert not self._capturing.memory.has(to.data.ptr), "a constant in a graph's own memory"
@@ -252,7 +252,7 @@ class CupyGpu:
         return cupy.cuda.Device().pci_bus_id
 
     def stream(self) -> int:
-        """See `NcclGpu`. Our kernels are in that order, too."""
+        """See `NcclGpu`. Our kernels follow that order, too."""
         return self._order.join().ptr
 
     def record(self) -> Any:
@@ -267,7 +267,7 @@ class CupyGpu:
             raise driver.CUDADriverError(status)
 
     def wait(self) -> None:
-        """See `Gpu`. All streams: an array may have been made on another one than the current."""
+        """See `Gpu`. It waits for all streams, because an array may come from another one than the current."""
         with self._capture:
             cupy.cuda.Device().synchronize()
 
@@ -284,7 +284,7 @@ class CupyGpu:
         self._kernels.copy_blocks(table, pieces)
 
     def stats(self) -> dict[str, int]:
-        """Bytes of CuPy's pool that arrays have, "used", and that are "free" for others; see `GraphCache.stats` for graphs."""
+        """Return the bytes of CuPy's pool that arrays have ("used") and that are "free"; `GraphCache.stats` for graphs."""
         pool = cupy.get_default_memory_pool()
         return {"used": pool.used_bytes(), "free": pool.free_bytes(), **self.graphs.stats()}
 
@@ -311,20 +311,20 @@ class CupyGpu:
         return result, _Replay(graph, memory, self._order)
 
     def host_words(self, count: int) -> tuple[np.ndarray, int]:
-        """See `Gpu`. All pinned memory has one address for host and kernels."""
+        """See `Gpu`. All pinned memory has one address for the host and kernels."""
         memory = cupy.cuda.alloc_pinned_memory(8 * count)
         words = np.frombuffer(memory, np.int64, count)
         words[:] = 0
         return words, memory.ptr
 
     def segment(self, nbytes: int) -> tuple[int, bytes]:
-        """See `PeerGpu`. Handles are of whole allocations, so that none comes from a pool."""
+        """See `PeerGpu`. Handles are of whole allocations, so none comes from a pool."""
         try:
             address = runtime.malloc(nbytes)
         except runtime.CUDARuntimeError as error:
             raise MemoryError(f"the GPU has not enough memory for a segment of {nbytes} bytes: {error}") from None
         runtime.memset(address, 0, nbytes)
-        runtime.deviceSynchronize()  # peers may see it as soon as they have the handle
+        runtime.deviceSynchronize()  # peers may read it as soon as they have the handle
         try:
             return address, bytes(runtime.ipcGetMemHandle(address))
         except runtime.CUDARuntimeError as error:
@@ -352,7 +352,7 @@ class CupyGpu:
         runtime.ipcCloseMemHandle(address)
 
     def map_host(self, address: int, nbytes: int) -> int:
-        """See `PeerGpu`. Memory can be registered once, and the meshes of a job map the same words."""
+        """See `PeerGpu`. Memory can be registered only once, and the meshes of a job map the same words."""
         self._mapped[address] += 1
         if self._mapped[address] == 1:
             runtime.hostRegister(address, nbytes, _PORTABLE | _MAPPED)

@@ -1,9 +1,9 @@
-"""Indexing through CuPy: reading, and updates whose order is fixed.
+"""Indexing through CuPy: reads, and updates in a fixed order.
 
-CuPy wraps an index that is out of range. Here that is an IndexError, as in NumPy, when the host reads values next
-(`deferred_checks`); indices that are static were checked by the tracer.
+CuPy wraps an index that is out of range. Here the next read of values by the host raises IndexError, as in NumPy
+(`deferred_checks`). The tracer has checked static indices.
 
-Where positions repeat, CuPy's own updates race: it adds by atomic operations, in any order, and sets any of the values.
+If positions repeat, CuPy's own updates race. Its additions are atomic operations in any order, and it sets any of the values.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Compute = Callable[..., Any]
 
 
 class CupyIndexing:
-    """The primitives of indexing. `kernels` has `scatter_add`, see `CupyLibrary`."""
+    """The primitives of indexing. `kernels` has `scatter_add` (`CupyLibrary`)."""
 
     def __init__(self, cupy: Any, kernels: Any, checks: DeferredChecks):
         self._cupy, self._kernels, self._checks = cupy, kernels, checks
@@ -103,7 +103,7 @@ class CupyIndexing:
             elif places.updates:
                 note(arrays)
                 rows, values = places.of(value.astype(out.dtype, copy=False), arrays)
-                # The last update of a row wins: the greatest number, which does not depend on the order of atomic operations.
+                # The last update of a row wins. It has the greatest number, in any order of atomic operations.
                 last = cupy.full(places.count, -1, np.int64)
                 cupy.maximum.at(last, rows, cupy.arange(rows.size, dtype=np.int64))
                 out.reshape(places.count, places.width)[rows] = values[last[rows]]
@@ -116,11 +116,11 @@ class CupyIndexing:
     def _adding(
         self, eqn: Equation, shape: tuple[int, ...], recipe: Recipe, types: Sequence[ArrayType]
     ) -> Callable[[Any, Any, Any], None]:
-        """A function that adds values to an array in place, in the order of the updates."""
+        """Return a function that adds values to an array in place, in the order of the updates."""
         cupy, kernels = self._cupy, self._kernels
         places = _Places(cupy, shape, recipe, types)
         note = self._notes(eqn, shape, recipe, types)
-        index = (*realize(recipe, ()), ...) if not types else None  # with the ellipsis a view, of one element too
+        index = (*realize(recipe, ()), ...) if not types else None  # the ellipsis makes it a view, also of one element
 
         def add(out: Any, value: Any, arrays: Sequence[Any]) -> None:
             if index is not None:  # no position repeats
@@ -137,7 +137,7 @@ class CupyIndexing:
     def _notes(
         self, eqn: Equation, shape: tuple[int, ...], recipe: Recipe, types: Sequence[ArrayType]
     ) -> Callable[[Sequence[Any]], None]:
-        """A function that notes arrays of indices, of which none may be out of its dimension's range."""
+        """Return a function that notes arrays of indices. None of them may be out of its dimension's range."""
         consuming = [entry for entry in recipe if entry[0] != "new"]
         sizes = [n for n, entry in zip(shape, consuming, strict=False) if entry[0] == "array"]
         notes = [
@@ -166,9 +166,9 @@ def _out_of_range(index: int, size: int) -> IndexError:
 
 
 class _Places:
-    """The places that an index selects: `updates` rows of the array, which is seen as (count, width).
+    """The places that an index selects: `updates` rows of the array, seen as (count, width).
 
-    A row is as many trailing dimensions as are selected whole.
+    A row consists of the trailing dimensions that are selected whole.
     """
 
     def __init__(self, cupy: Any, shape: tuple[int, ...], recipe: Recipe, arrays: Sequence[ArrayType]):

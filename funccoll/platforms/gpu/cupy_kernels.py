@@ -1,4 +1,4 @@
-"""Kernels of our own that CuPy lacks, on CuPy's arrays. Importing it needs CuPy.
+"""Our own kernels for functions that CuPy lacks, on CuPy's arrays. Importing this module needs CuPy.
 
 Tests run the kernels in a simulator, and this module on a fake of CuPy.
 """
@@ -18,19 +18,19 @@ from ...kernels.cuda_compute import load_compute_kernel
 __all__ = ["CupyKernels"]
 
 _BLOCKS_OF_MULTIPROCESSOR = 8
-"""Blocks of a launch for each multiprocessor, at most: as many threads as one holds. Each thread then does several tasks."""
+"""The most blocks of a launch for each multiprocessor: as many threads as one holds. Each thread then does several tasks."""
 
 
 class CupyKernels:
-    """Kernels of our own on CuPy's current device and stream. Launches are asynchronous, and a graph can capture them.
+    """Our own kernels on CuPy's current device and stream. Launches are asynchronous, and a graph can capture them.
 
-    The first launch of each kernel, dtype and device loads machine code, so it comes before a capture.
+    The first launch of each kernel, dtype and device loads machine code, so it must come before a capture.
     """
 
     def random_words(self, out: Any, key: Any, number: Any, purpose: int) -> None:
-        """Fill `out`, uint64 and C-contiguous, with what NumPy's Philox gives for a counter [0, 0, number, purpose].
+        """Fill `out`, uint64 and C-contiguous, with the words of NumPy's Philox for a counter [0, 0, number, purpose].
 
-        `key` is uint64[2]; `number` is a 64-bit integer of shape (), or None for 0. See `primitives.randomness`.
+        `key` is uint64[2]. `number` is a 64-bit integer of shape (), or None for 0. See `primitives.randomness`.
         """
         assert out.dtype == key.dtype == np.uint64, (out.dtype, key.dtype)
         assert key.shape == (2,), key.shape
@@ -42,8 +42,9 @@ class CupyKernels:
     def scatter_add(self, out: Any, rows: Any, order: Any, values: Any) -> None:
         """Add `values` of shape (n, width) to rows of `out` in the order of the updates, with the bits of `np.add.at`.
 
-        `rows` (int64[n], each from 0 to below out's rows) is sorted by a stable sort; `order` (int64[n]) has the numbers of the
-        updates in that order. A NaN that an addition gives is the canonical one. All are C-contiguous, without overlap.
+        A stable sort has sorted `rows` (int64[n], each from 0 to below out's rows). `order` (int64[n]) has the numbers of the
+        updates in that order. A NaN that an addition gives is the canonical one. All arrays are C-contiguous, without
+        overlap.
         """
         count, width = values.shape
         assert out.dtype == values.dtype, (out.dtype, values.dtype)
@@ -55,20 +56,20 @@ class CupyKernels:
         self._launch("scatter_add", values.dtype, values.size, *places, count, width)
 
     def copy_blocks(self, table: Any, pieces: Any) -> None:
-        """Copy arrays: `table` (int64[n, 2]) has the address of each and of its copy, which do not overlap.
+        """Copy arrays. `table` (int64[n, 2]) has the address of each, and of its copy; these do not overlap.
 
-        `pieces` (int64[m, 3]) is what `pieces_of` gives for their sizes. Neither changes until the copies are made.
+        `pieces` (int64[m, 3]) comes from `pieces_of` for the arrays' sizes. Neither may change until the copies are made.
         """
         assert table.dtype == pieces.dtype == np.int64, (table.dtype, pieces.dtype)
         assert all(array.flags.c_contiguous for array in (table, pieces))
         self._launch("copy_blocks", None, THREADS * len(pieces), table.data.ptr, pieces.data.ptr, len(pieces))
 
     def load_copies(self) -> None:
-        """Load the kernel of `copy_blocks`, before a capture."""
+        """Load the kernel of `copy_blocks` before a capture."""
         _load("copy_blocks", None, cupy.cuda.Device().id)
 
     def _launch(self, name: str, dtype: np.dtype | None, tasks: int, *arguments: int) -> None:
-        """Launch a kernel for a number of tasks, each of which one thread does; nothing is launched for 0."""
+        """Launch a kernel for a number of tasks, one for each thread. Launch nothing for 0 tasks."""
         if tasks:
             kernel, most = _load(name, dtype, cupy.cuda.Device().id)
             kernel((min(-(-tasks // THREADS), most),), (THREADS,), tuple(map(np.int64, arguments)))
@@ -76,7 +77,7 @@ class CupyKernels:
 
 @functools.cache
 def _load(name: str, dtype: np.dtype | None, number: int) -> tuple[Any, int]:
-    """A kernel on a device, which is the current one, and the most blocks that are worth a launch there."""
+    """Return a kernel for the current device, and the most blocks that are worth a launch there."""
     device = cupy.cuda.Device(number)
     capability = str(device.compute_capability)
     symbol, code = load_compute_kernel(name, dtype, (int(capability[:-1]), int(capability[-1])))

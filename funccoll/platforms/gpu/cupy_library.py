@@ -1,18 +1,21 @@
-"""CuPy as the library that holds a GPU's arrays and computes with them. The module is passed in.
+"""CuPy as the library of a GPU's arrays. The module is passed in.
 
-Every primitive of compute has a rule here, a table of a few lines each: NumPy's references cannot run with CuPy in NumPy's
-place, because most of them call what CuPy lacks or computes differently (reductions by ufuncs, `add.at`, generators, floats
-of 16 bits).
+Every primitive of compute has a rule here, in tables of a few lines each. NumPy's references cannot run on CuPy: most of them
+call functions that CuPy lacks or computes differently (reductions by ufuncs, `add.at`, generators, 16-bit floats).
 
-Values agree with NumPy's but for: the order in which sums and products are rounded; the last places of elementary functions;
-subnormal float32 numbers, which CuPy's kernels flush to zero; what C leaves undefined (floats that do not fit into an integer,
-shifts by the width or more); and argmax and argmin of several NaNs, which give the position of any.
+Values agree with NumPy's, with these exceptions:
 
-No primitive waits for the GPU, so that a CUDA graph can capture every program. Products of matrices of floats call cuBLAS
-themselves (`cublas`), because CuPy 14.2 refuses it in a capture (github.com/cupy/cupy/issues/6290). Kernels are compiled on
-their first call, which a capture does not allow: a program runs once before.
+- Sums and products are rounded in another order.
+- The last places of elementary functions differ.
+- CuPy's kernels flush subnormal float32 numbers to zero.
+- What C leaves undefined: floats that do not fit into an integer, shifts by the width or more.
+- argmax and argmin of several NaNs give the position of any of them.
 
-Tests run it on a fake, which has the interface of CuPy 14.2.
+No primitive waits for the GPU, so a CUDA graph can capture every program. Products of float matrices call cuBLAS themselves
+(`cublas`), because CuPy 14.2 refuses that in a capture (github.com/cupy/cupy/issues/6290). Kernels are compiled on their
+first call, which a capture does not allow, so a program runs once before.
+
+Tests run this module on a fake with the interface of CuPy 14.2.
 """
 
 from __future__ import annotations
@@ -69,17 +72,18 @@ _IDENTITIES: dict[Primitive, int] = {
     conv_input_p: 0,
     conv_kernel_p: 0,
 }
-"""Primitives that combine elements -> what they give for none."""
+"""Primitives that combine elements -> their result for no elements."""
 
 
 class CupyLibrary:
     """A GPU's arrays, through CuPy. Its blocks are `cupy.ndarray`.
 
-    `kernels` has `random_words(out, key, number, purpose)`: the words of `primitives.randomness` for a key (uint64[2]) and a
-    number (0-d uint64, or None for 0), into a uint64 array; and `scatter_add(out, rows, order, values)`: `out[rows[i]] +=
-    values[order[i]]` in this order, for out (count, width) and values (updates, width), with sorted `rows`. `special` is
-    `cupyx.scipy.special`, which is imported for erf where it is None. `load_cublas` is called before the first product of
-    matrices is; where it returns None they are CuPy's.
+    `kernels` has two functions. `random_words(out, key, number, purpose)` writes the words of `primitives.randomness` for a key
+    (uint64[2]) and a number (0-d uint64, or None for 0) into a uint64 array. `scatter_add(out, rows, order, values)` does
+    `out[rows[i]] += values[order[i]]` in this order, for out (count, width) and values (updates, width), with sorted `rows`.
+
+    `special` is `cupyx.scipy.special`; if it is None, erf imports it. `load_cublas` is called before the first product of
+    matrices. If it returns None, CuPy multiplies.
     """
 
     specialises = True
@@ -130,7 +134,7 @@ class CupyLibrary:
     # ------------------------------------------------------------ memory
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """Return a new C-contiguous array with undefined values. Raises MemoryError and DTypeError."""
+        """Return a new C-contiguous array with undefined values. Raise MemoryError or DTypeError."""
         self._require(dtype)
         try:
             return self._cupy.empty(shape, dtype)
@@ -141,7 +145,7 @@ class CupyLibrary:
             ) from None
 
     def asarray(self, x: Any, what: str = "x") -> Any:
-        """See `ArrayLibrary`. What is on this GPU is not copied: CuPy, torch and JAX arrays come by DLPack."""
+        """See `ArrayLibrary`. Arrays on this GPU are not copied: CuPy, torch and JAX arrays come by DLPack."""
         cupy = self._cupy
         if device_type_of(x) != "cuda":
             return self.upload(to_numpy(x, what))
@@ -165,23 +169,24 @@ class CupyLibrary:
         return x
 
     def check(self) -> None:
-        """See `ArrayLibrary`. Raises IndexError when an index was out of range since the last call."""
+        """See `ArrayLibrary`. Raise IndexError if an index was out of range since the last call."""
         self.checks.raise_failed()
 
     def upload(self, value: np.ndarray | np.generic) -> Any:
-        """Return a new array of the GPU with a host value. The value may change as soon as this returns."""
+        """Return a new array of the GPU with a host value. You may change the value as soon as this returns."""
         host = np.asarray(value)
         block = self.empty(host.shape, host.dtype)
         host = np.asarray(host, order="C")
         block.set(host)
-        # The driver has read pageable memory when its copy returns, and reads pinned memory (of a data loader, say) later.
+        # The driver has read pageable memory when its copy returns. It reads pinned memory (of a data loader, for example)
+        # later.
         runtime = self._cupy.cuda.runtime
         if host.size and runtime.pointerGetAttributes(host.ctypes.data).type != runtime.memoryTypeUnregistered:
             self._cupy.cuda.get_current_stream().synchronize()
         return block
 
     def download(self, block: Any) -> np.ndarray:
-        """Return a host copy of an array. Raises IndexError when an index was out of range since the last call."""
+        """Return a host copy of an array. Raise IndexError if an index was out of range since the last call."""
         value = block.get()
         self.checks.raise_failed()
         return value
@@ -191,7 +196,7 @@ class CupyLibrary:
         return block.copy()
 
     def literal(self, value: np.ndarray | np.generic, eqn: Equation) -> Any:
-        """Return a scalar constant as this equation's function takes it: a NumPy scalar, else an array of the GPU."""
+        """Return a scalar constant in the form that this equation's function takes: a NumPy scalar, or an array of the GPU."""
         takes_scalars = eqn.primitive.ufunc is not None or eqn.primitive is where_p
         if takes_scalars and not all(type(a) is Literal for a in eqn.inputs):
             return np.asarray(value)[()]
@@ -200,9 +205,9 @@ class CupyLibrary:
     # ------------------------------------------------------------ compute
 
     def compute(self, eqn: Equation) -> Compute:
-        """Return the function of an equation of compute over blocks; ufuncs and matmul take `out=`.
+        """Return the function of an equation of compute over blocks. ufuncs and matmul take `out=`.
 
-        `own_slice` takes the position of the device as its second operand, `axis_index` as its only one. Raises DTypeError.
+        The position of the device is the second operand of `own_slice` and the only one of `axis_index`. Raise DTypeError.
         """
         types, out = [a.type for a in eqn.inputs], eqn.outputs[0].type
         for type in (*types, out):
@@ -259,7 +264,7 @@ class CupyLibrary:
         return lambda x: _convert(erf(_convert(x, wide(dtype))), dtype)
 
     def _concatenate(self, eqn: Equation) -> Compute:
-        """CuPy's function sends the addresses of more than 8 arrays from host memory, which a CUDA graph would read again."""
+        """Concatenate arrays. For more than 8, CuPy sends addresses from host memory, which a CUDA graph would read again."""
         (out,), dim, start, places = eqn.outputs, eqn.params["dim"], 0, []
         for atom in eqn.inputs:
             stop = start + atom.type.shape[dim]
@@ -311,12 +316,12 @@ class CupyLibrary:
         return lambda x: getattr(_convert(x, dtype), name)(axis=dim, keepdims=keepdims)
 
     def _cumsum(self, eqn: Equation) -> Compute:
-        """With an axis, CuPy's scan combines in a fixed order; without, CUB's varies between runs."""
+        """Return cumulative sums. CuPy's scan of an axis has a fixed order; CUB's, without an axis, varies between runs."""
         dim, dtype = eqn.params["dim"], eqn.params["dtype"]
         return lambda x: _convert(self._cupy.cumsum(x, axis=dim, dtype=wide(dtype)), dtype)
 
     def _optimizer_step(self, eqn: Equation) -> Compute:
-        """CuPy's operations one by one, into new memory."""
+        """Return the step of an optimizer as single operations of CuPy, into new memory."""
         params = eqn.params
         meanings = {"sqrt": self._cupy.sqrt, "maximum": self._cupy.maximum}
         function = variant(RULES[params["rule"]].function, f"{params['rule']}_cupy", **meanings)
@@ -350,9 +355,9 @@ class CupyLibrary:
         return multiply
 
     def _product(self, dtype: np.dtype) -> tuple[Compute | None, np.dtype]:
-        """Our product of matrices, in every call, so that a graph has its bits; and the dtype in which it multiplies.
+        """Return our product of matrices, and the dtype in which it multiplies. Every call uses it, so a graph has its bits.
 
-        None for integers, which CuPy 14.2 multiplies by kernels of its own, and where cuBLAS is not found.
+        It is None for integers, which CuPy 14.2 multiplies with its own kernels, and without cuBLAS.
         """
         blas = self._cublas if dtype.kind in "fc" or dtype == bfloat16 else None
         dtype = dtype if blas is None or dtype in blas.dtypes else wide(dtype)
@@ -361,18 +366,18 @@ class CupyLibrary:
     def _einsum(self, eqn: Equation) -> Compute:
         cupy, subscripts, dtype = self._cupy, eqn.params["subscripts"], eqn.outputs[0].type.dtype
         types = [a.type for a in eqn.inputs]
-        # CuPy's function computes what calls no cuBLAS: of one operand, of integers, and products of elements.
+        # CuPy's function computes everything without cuBLAS: one operand, integers, and products of elements.
         product = self._product(dtype)[0] if contracts(subscripts) else None
         if product is not None:
             return self._pairwise(subscripts, types, dtype, product)
-        # Without a limit of memory, which would make CuPy warn; one operand needs no path, and may be a view.
+        # A limit of memory would make CuPy warn. One operand needs no path, and may be a view.
         optimize = ("greedy", 1 << 62) if len(eqn.inputs) > 1 else False
         if is_half(dtype):
             return lambda *xs: cupy.einsum(subscripts, *(x.astype(np.float32) for x in xs), optimize=optimize).astype(dtype)
         return lambda *xs: cupy.einsum(subscripts, *xs, optimize=optimize)
 
     def _pairwise(self, subscripts: str, types: Sequence[ArrayType], dtype: np.dtype, product: Compute) -> Compute:
-        """A contraction of several operands by products of matrices. Floats of 16 bits are rounded once, at the end."""
+        """Return a contraction of several operands by products of matrices. 16-bit floats are rounded once, at the end."""
         terms, (left, right) = subscripts.split("->")[0].split(","), subscripts.split("->")
         kept = own_terms(subscripts)
         used = dtype if len(terms) == 2 and terms == kept and self._product(dtype)[1] == dtype else wide(dtype)
@@ -393,7 +398,7 @@ class CupyLibrary:
         def random(key: Any, *data: Any) -> Any:
             words, key = self.empty(out.shape, out.dtype), cupy.ascontiguousarray(key)
             number = data[0].astype(np.uint64, copy=False) if data else None  # modulo 2**64
-            for i in np.ndindex(key.shape[:-1]):  # a stack of keys: each is used alone
+            for i in np.ndindex(key.shape[:-1]):  # each key of a stack is used alone
                 kernels.random_words(words[i], key[i], None if number is None else number[i], purpose)
             return words
 

@@ -1,7 +1,7 @@
 """NumPy's ufuncs through CuPy: the same dtypes, and the same values up to roundings.
 
-CuPy's ufunc itself is called wherever its loop is NumPy's. Where CuPy takes another loop, operands are converted to the
-dtypes of NumPy's first; where it has none, or computes something else, other ufuncs compose it.
+If CuPy's loop is NumPy's, its ufunc is called directly. If CuPy takes another loop, operands are first converted to the
+dtypes of NumPy's. If CuPy has no loop, or computes something else, other ufuncs compose the function.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ def is_half(dtype: np.dtype) -> bool:
 
 
 def wide(dtype: np.dtype) -> np.dtype:
-    """The dtype that is computed in: float32 for the floats of 16 bits, whose results are rounded once."""
+    """Return the dtype of the computation: float32 for 16-bit floats, whose results are rounded once."""
     return np.dtype(np.float32) if is_half(dtype) else dtype
 
 
 def compute_ufunc(
     cupy: Any, ufunc: np.ufunc, dtypes: Sequence[np.dtype], note_exponents: Callable[[], Note]
 ) -> Callable[..., Any]:
-    """Return the function of a ufunc for operands of these dtypes; it takes `out=`.
+    """Return the function of a ufunc for operands of these dtypes. It takes `out=`.
 
-    `note_exponents` makes the check of integer powers, whose exponents must not be negative.
+    `note_exponents` makes the check that exponents of integer powers are not negative.
     """
     function = getattr(cupy, ufunc.__name__)
     *inputs, result = resolve(ufunc, tuple(dtypes))
@@ -56,7 +56,7 @@ def compute_ufunc(
 
 
 def _loops(function: Any) -> list[Loop]:
-    """The loops of CuPy's ufunc in its order, without those of dtypes that funccoll has not."""
+    """Return the loops of CuPy's ufunc in order, without those of dtypes that funccoll lacks."""
     found: list[Loop] = []
     for text in function.types:
         left, right = text.split("->")
@@ -70,7 +70,7 @@ def _dtype(char: str) -> np.dtype:
 
 
 def _computes(loops: Sequence[Loop], dtypes: Sequence[np.dtype], numpy: Sequence[np.dtype], result: np.dtype) -> bool:
-    """True when the loop that CuPy takes for these dtypes gives the result's, and computes as precisely as NumPy's.
+    """True if CuPy's loop for these dtypes has the right result dtype, and computes as precisely as NumPy's.
 
     CuPy takes the first loop to which the operands can be cast.
     """
@@ -84,7 +84,7 @@ def _computes(loops: Sequence[Loop], dtypes: Sequence[np.dtype], numpy: Sequence
 def _converting(
     function: Callable[..., Any], dtypes: Sequence[np.dtype], result: np.dtype, passes_out: bool = False
 ) -> Callable[..., Any]:
-    """A function of operands in `dtypes`, of any others. With `passes_out` it takes `out=` itself."""
+    """Return a function that converts any operands to `dtypes`. With `passes_out` it takes `out=` itself."""
 
     def compute(*operands: Any, out: Any = None) -> Any:
         converted = [x if x.dtype == d else x.astype(d) for x, d in zip(operands, dtypes, strict=True)]
@@ -102,7 +102,7 @@ def _converting(
 def _composition(
     cupy: Any, ufunc: np.ufunc, inputs: Sequence[np.dtype], note_exponents: Callable[[], Note]
 ) -> Callable[..., Any] | None:
-    """The function of a ufunc that CuPy computes in another way, or not at all; None for all else."""
+    """Return the function of a ufunc that CuPy lacks or computes in another way; None for all others."""
     dtype = inputs[0]
     if is_inexact(dtype) and dtype.kind != "c":
         if ufunc is np.remainder:
@@ -120,7 +120,7 @@ def _composition(
 
 
 def _remainder(cupy: Any, x: Any, y: Any) -> Any:
-    """The remainder of a division that rounds down, exactly: CuPy's is x - floor(x / y) * y, with two roundings."""
+    """Return the exact remainder of a division that rounds down. CuPy's is x - floor(x / y) * y, with two roundings."""
     left = cupy.fmod(x, y)
     zero = left.dtype.type(0)
     moved = cupy.where(cupy.not_equal(cupy.less(left, zero), cupy.less(y, zero)), cupy.add(left, y), left)
@@ -128,10 +128,10 @@ def _remainder(cupy: Any, x: Any, y: Any) -> Any:
 
 
 def _floor_divide(cupy: Any, x: Any, y: Any) -> Any:
-    """The quotient that belongs to `_remainder`, as in NumPy: CuPy's floor(x / y) may be one too many."""
+    """Return the quotient that belongs to `_remainder`, as in NumPy. CuPy's floor(x / y) may be one too large."""
     left, ratio = cupy.fmod(x, y), cupy.divide(x, y)
     zero, one = left.dtype.type(0), left.dtype.type(1)
-    whole = cupy.divide(cupy.subtract(x, left), y)  # a whole number, but for its rounding
+    whole = cupy.divide(cupy.subtract(x, left), y)  # a whole number, except for its rounding
     below = cupy.not_equal(cupy.less(left, zero), cupy.less(y, zero))
     whole = cupy.where(cupy.logical_and(below, cupy.not_equal(left, zero)), cupy.subtract(whole, one), whole)
     signed = cupy.where(cupy.equal(whole, zero), cupy.copysign(zero, ratio), cupy.rint(whole))
@@ -139,7 +139,7 @@ def _floor_divide(cupy: Any, x: Any, y: Any) -> Any:
 
 
 def _fmod(cupy: Any, x: Any, y: Any) -> Any:
-    """C's remainder of integers of 64 bits: CuPy computes it in float64, which does not hold them all."""
+    """Return C's remainder of 64-bit integers. CuPy computes it in float64, which cannot hold them all."""
     left = cupy.remainder(x, y)
     if left.dtype.kind == "u":
         return left
@@ -149,7 +149,7 @@ def _fmod(cupy: Any, x: Any, y: Any) -> Any:
 
 
 def _power(cupy: Any, note: Note) -> Callable[..., Any]:
-    """Powers of signed integers. CuPy's kernel gives 0 for a negative exponent, where NumPy raises."""
+    """Return powers of signed integers. For a negative exponent CuPy's kernel gives 0, and NumPy raises."""
 
     def power(x: Any, y: Any) -> Any:
         if isinstance(y, np.generic):

@@ -1,6 +1,6 @@
 """Convolution and pooling through CuPy: one product of matrices, or one operation, for each place in the window.
 
-Floats of 16 bits are computed in float32, and rounded once.
+16-bit floats are computed in float32, and rounded once.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class CupyWindows:
         return window_max
 
     def _hits(self, x: Any, out: Any, eqn: Equation) -> Iterator[tuple[Any, Any, Any]]:
-        """See `primitives.pooling`: nothing here asks the GPU whether there is a NaN."""
+        """See `primitives.pooling`. Nothing here asks the GPU whether there is a NaN."""
         free = self._cupy.full(out.shape, True, np.bool_)
         dtype = wide(x.dtype)
         x, out = x.astype(dtype, copy=False), out.astype(dtype, copy=False)
@@ -191,7 +191,7 @@ def _matrix(x: Any) -> Any:
 
 
 def _pieces(window: Sequence[int], found: Sequence[int], params: Any, groups: int, x: Any, y: Any) -> Iterator[tuple]:
-    """(place in the window, index of what is seen from there, (channels, outputs)) for each place and group."""
+    """Yield (place in the window, index of the elements seen from there, (channels, outputs)) for each place and group."""
     channels, outputs = x.shape[-1] // groups, y.shape[-1] // groups
     for place in itertools.product(*map(range, window)):
         part = seen_from(place, found, params["strides"], params["dilation"])

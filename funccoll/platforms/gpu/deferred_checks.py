@@ -1,7 +1,7 @@
-"""Checks of values that only the GPU knows, such as the indices that an array holds: no kernel can raise an exception.
+"""Checks of values that only the GPU knows, such as indices in an array. No kernel can raise an exception.
 
-A check keeps the greatest value that it has seen in a word of the GPU's memory. The words are compared with their limits
-when the host reads values, so that no value which comes from a refused one is read without an error.
+A check keeps the greatest value that it has seen in a word of the GPU's memory. When the host reads values, it compares the
+words with their limits. So a value that depends on an invalid one is never read without an error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...errors import Source
 __all__ = ["DeferredChecks"]
 
 _CHUNK = 256
-"""Words that are allocated, and read, at a time. Their addresses stay: a CUDA graph may hold them."""
+"""The number of words that are allocated, and read, at a time. Their addresses stay, because a CUDA graph may hold them."""
 
 _GREATEST = np.iinfo(np.int64).max
 
@@ -36,9 +36,9 @@ class DeferredChecks:
         self._checks: list[_Check] = []
 
     def below(self, limit: int, describe: Callable[[int], Exception], source: Source | None) -> Callable[[Any], None]:
-        """Return a function that notes an array of integers, of which none may be `limit` or more.
+        """Return a function that notes an array of integers. None of them may be `limit` or more.
 
-        `describe` makes the exception for the greatest one. Noting takes three small kernels, and waits for nothing.
+        `describe` makes the exception for the greatest one. Noting takes three small kernels, and does not wait.
         """
         cupy, number = self._cupy, len(self._checks)
         if number % _CHUNK == 0:
@@ -54,7 +54,7 @@ class DeferredChecks:
         return note
 
     def raise_failed(self) -> None:
-        """Raise the exception of the first check that has failed since the last call; it waits for the current stream."""
+        """Wait for the current stream, and raise the exception of the first check that has failed since the last call."""
         for k, chunk in enumerate(self._chunks):
             first = k * _CHUNK
             for seen, check in zip(chunk.get().tolist(), self._checks[first : first + _CHUNK], strict=False):

@@ -1,4 +1,4 @@
-"""einsum as products of two operands at a time, along NumPy's greedy path. Arrays are any that have CuPy's methods."""
+"""einsum as products of two operands at a time, along NumPy's greedy path. Arrays need CuPy's methods."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ Product = Callable[[Any, Any], Any]
 
 
 def contracts(subscripts: str) -> bool:
-    """True when an index of two operands is summed, which takes a product of matrices."""
+    """True if an index of two operands is summed, which takes a product of matrices."""
     left, right = subscripts.split("->")
     terms = left.split(",")
     return any(sum(c in t for t in terms) > 1 for c in set(left) - set(right) - {","})
 
 
 def own_terms(subscripts: str) -> list[str]:
-    """Each operand's indices without those that are its own affair: each once, and none that is summed in it alone."""
+    """Return each operand's indices, each once, without those that are summed in it alone."""
     left, right = subscripts.split("->")
     terms = left.split(",")
     return ["".join(c for c in dict.fromkeys(t) if c in right or sum(c in other for other in terms) > 1) for t in terms]
 
 
 def pairwise_einsum(subscripts: str, shapes: Sequence[tuple[int, ...]], matmul: Product) -> Callable[..., Any]:
-    """Return the function of an einsum of two or more operands of these shapes, whose terms are `own_terms`.
+    """Return the function of an einsum of two or more operands of these shapes. Its terms are `own_terms`.
 
     `matmul` multiplies two matrices, or two stacks of the same length.
     """
@@ -52,7 +52,7 @@ def pairwise_einsum(subscripts: str, shapes: Sequence[tuple[int, ...]], matmul: 
 
 
 def _pair(a: str, x: Any, b: str, y: Any, wanted: str, matmul: Product) -> tuple[str, Any]:
-    """The contraction of two operands, with the order of its indices. `wanted`: all indices that are used later."""
+    """Contract two operands. Return the order of its indices, too. `wanted` has all indices that are used later."""
     sizes = dict(zip(a + b, x.shape + y.shape, strict=True))
     both = [c for c in a if c in b]
     batch, summed = "".join(c for c in both if c in wanted), "".join(c for c in both if c not in wanted)
