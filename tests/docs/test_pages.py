@@ -170,7 +170,7 @@ def rewrite(names):
     """Run the code of these pages, or of all, and write the outputs into them."""
 
     def wrapped(line):
-        return textwrap.fill(line, 110) if line.startswith("funccoll.") else line.rstrip()
+        return textwrap.fill(line, 86) if line.startswith("funccoll.") else line.rstrip()
 
     def replace(match):
         output = "\n".join(wrapped(line) for line in printed(match["code"]).strip("\n").split("\n"))
