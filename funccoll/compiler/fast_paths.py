@@ -69,7 +69,7 @@ def make_fast_path(
 ) -> FastPath | None:
     """Return the fast path of a program for flat arguments like `leaves`; None for arguments that take more work.
 
-    More work take numbers, Arrays of other layouts, and arrays whose dtype is not the machine's own object.
+    Numbers, Arrays of other layouts, and arrays whose dtype is not the machine's own object take more work.
 
     Args:
         leaves: The flat arguments.

@@ -169,7 +169,7 @@ def compile_program(
         return run_in_context(quiet, run, *copies)
 
     def execute_in_users(*copies: Copies) -> Sequence[Copies]:
-        """Execute reports in the caller's context, which has settings such as NumPy's print options."""
+        """Execute in a copy of the caller's context, because reports use its settings, such as NumPy's print options."""
         with eager():
             context = contextvars.copy_context()
         context.run(np.seterr, all="ignore")
