@@ -38,7 +38,23 @@ _OF_SCHEDULES = {"space_time": space_time, "link_matrix": link_matrix, "chunk_ta
 
 
 def draw_schedule(schedule: Schedule, kind: str, **options: Any) -> Drawing:
-    """Draw a schedule by the function named `kind`. Raises DrawingError, with the names that exist, for another."""
+    """Draw a schedule with the function of a name. This is `Schedule.draw`.
+
+    Args:
+        schedule: The schedule.
+        kind: "space_time", "link_matrix" or "chunk_table".
+        **options: The options of that function.
+
+    Returns:
+        A `Drawing`.
+
+    Raises:
+        DrawingError: If there is no such drawing. The message names those that exist.
+
+    Example:
+        >>> print(fc.draw.draw_schedule(fc.schedules.build("all_gather", 4), "link_matrix", nbytes=1024))
+        <Drawing: all_gather on 4 ranks: direct, 3 rounds, 1 chunk per block, 1,024 bytes>
+    """
     if kind not in _OF_SCHEDULES:
         raise DrawingError(
             f"unknown drawing {kind!r} of a schedule.{similar(kind, _OF_SCHEDULES)} Use one of {', '.join(_OF_SCHEDULES)}."

@@ -1,4 +1,4 @@
-"""Bucket plans of data parallelism: the size of each bucket, and where in the step it is reduced."""
+"""Bucket plans of data parallelism: the size of each bucket, and the part of the step at which it is reduced."""
 
 from __future__ import annotations
 
@@ -17,10 +17,20 @@ _ROWS = 32
 
 
 def buckets(bucket_plan: BucketPlan, *, theme: str | None = None) -> Drawing:
-    """Draw the buckets of a step in the order in which they are reduced: their bytes, and the part of the work before each.
+    """Draw the buckets of a step in the order in which they are reduced, with their bytes and the part of the work before each.
 
-    A bar is a bucket's gradients; within it is what is sent, less with a comm_hook that compresses. More than 32 buckets are
-    drawn in groups, which the drawing says. Raises DrawingError for what is not a bucket plan.
+    A bar is a bucket's gradients. The bar within it is what is sent: fewer bytes with a comm_hook that compresses. More than 32
+    buckets are drawn in groups, and the drawing says so.
+
+    Args:
+        bucket_plan: The plan that `fc.data_parallel(...).explain(...)` returns.
+        theme: "light", "dark", or None for FUNCCOLL_THEME.
+
+    Returns:
+        A `Drawing`.
+
+    Raises:
+        DrawingError: If `bucket_plan` is not a bucket plan.
     """
     if not isinstance(bucket_plan, BucketPlan):
         raise DrawingError(

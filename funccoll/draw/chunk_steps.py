@@ -1,4 +1,4 @@
-"""Chunk tables: what each rank's output holds after each round, found by running the moves on expressions."""
+"""Chunk tables: the contents of each rank's output after each round, found by running the moves on expressions."""
 
 from __future__ import annotations
 
@@ -23,19 +23,34 @@ from .scene import Axis, Cells, LegendEntry, Panel, Scene, shown_steps
 __all__ = ["chunk_table"]
 
 _CELLS = 16
-"""The most ranks, and chunks, that are drawn one by one; of more there are as many groups."""
+"""The most ranks, and chunks, that are drawn one by one. More are drawn as this many groups."""
 _STEPS, _FEW, _SHOWN = 33, 9, 8
 """The most steps of the slider, of groups, and of the static form."""
 _OTHER = 0.3
-"""The shade of a chunk that holds something else than it must in the end."""
+"""The shade of a chunk that holds something other than its final contents."""
 
 
 def chunk_table(schedule: Schedule, *, theme: str | None = None) -> Drawing:
-    """Draw what each chunk of each rank's output holds after each round: rows are ranks, columns chunks, steps a slider.
+    """Draw the contents of each chunk of each rank's output after each round.
 
-    A cell names the ranks whose contributions it holds, the darker the more of them; it is pale while it holds what is not its
-    own. The static form shows the first, the last, and some steps between them. Above 16 ranks or chunks, cells are groups,
-    with the part of the required contributions that they hold. A schedule that is wrong is drawn up to the wrong move.
+    Rows are ranks, columns chunks, and steps a slider. A cell names the ranks whose contributions it holds, and is darker the
+    more there are. It is pale while it holds data other than its own. The static form shows the first, the last, and some
+    steps between them. Above 16 ranks or chunks, cells are groups, with the part of the required contributions that they hold.
+    A wrong schedule is drawn up to the wrong move.
+
+    Args:
+        schedule: The schedule.
+        theme: "light", "dark", or None for FUNCCOLL_THEME.
+
+    Returns:
+        A `Drawing`.
+
+    Raises:
+        DrawingError: If `schedule` is not a schedule.
+
+    Example:
+        >>> print(fc.draw.chunk_table(fc.schedules.build("all_gather", 4, "ring")))
+        <Drawing: all_gather on 4 ranks: ring, 3 rounds, 1 chunk per block>
     """
     check_schedule(schedule, "chunk_table")
     ranks = Lanes(schedule.nranks, 1) if schedule.nranks <= _CELLS else Lanes.of(schedule.nranks, _CELLS)
@@ -69,9 +84,9 @@ def _panel(cells: Cells, ranks: Lanes, chunks: Lanes, title: str) -> Panel:
 
 
 class _Counts:
-    """Rounds of moves run on numbers of contributions: for summaries, because expressions of many ranks take long.
+    """Rounds of moves run on numbers of contributions. This is for summaries, because expressions of many ranks take long.
 
-    `holds` has the input chunk that each place began as, or -1; `count` how many of them it combines.
+    `holds` has the input chunk that each place began as, or -1. `count` is how many of them it combines.
     """
 
     def __init__(self, places: Places):
@@ -107,11 +122,11 @@ class _ChunkContents:
 
     @property
     def single(self) -> bool:
-        """True when cells are single chunks of single ranks."""
+        """True if cells are single chunks of single ranks."""
         return self.ranks.each == self.chunks.each == 1
 
     def steps(self, wanted: frozenset[int]) -> Iterator[tuple[int, Cells]]:
-        """(rounds done, cells) of the wanted numbers of rounds; ends early at a wrong move."""
+        """Yield (rounds done, cells) of the wanted numbers of rounds. Ends early at a wrong move."""
         if 0 in wanted:
             yield 0, self._cells()
         for done, (_, group) in enumerate(groupby(self.schedule.batches, key=lambda b: b.round), 1):
@@ -144,9 +159,9 @@ class _ChunkContents:
         return Cells(values, text, hover)
 
     def _fraction(self, held: np.ndarray, label: np.ndarray, nranks: np.ndarray) -> np.ndarray:
-        """The part of what each place must hold that it holds; a fixed shade where it is something else.
+        """Return the part of its final contents that each place holds. A place with other data has a fixed shade.
 
-        `label` has the input chunk that a reduction is about, `nranks` the ranks that have contributed to it.
+        `label` has the input chunk that a reduction is about, and `nranks` the ranks that have contributed to it.
         """
         if self.reduces:
             right, part = label == self.required, np.minimum(nranks / self.p, 1.0)
@@ -155,7 +170,7 @@ class _ChunkContents:
         return np.where(held >= 0, np.where(right, part, _OTHER), 0.0)
 
     def _grouped(self, fraction: np.ndarray) -> Cells:
-        """Means over groups of ranks and chunks that have outputs."""
+        """Return means over groups of ranks and chunks that have outputs."""
         own = self.required >= 0
         shape = len(self.ranks), len(self.chunks)
         total, count = np.zeros(shape), np.zeros(shape)
@@ -174,7 +189,7 @@ class _ChunkContents:
         return Cells(values, text, hover)
 
     def _name_of(self, node: int) -> tuple[str, str]:
-        """A short and a full text of an expression."""
+        """Return a short and a full text of an expression."""
         assert isinstance(self.executor, SymbolicExecutor)
         table = self.executor.expressions
         full = table.text(node)
@@ -186,7 +201,7 @@ class _ChunkContents:
         return ("all" if len(ranks) == self.p and self.p > 1 else _short(ranks, self.p)), full
 
     def meaning(self) -> str:
-        """The sentence that says what cells show."""
+        """Return the sentence about what cells show."""
         if not self.single:
             return "A cell shows the part of the required contributions that its chunks hold, by their number."
         if self.reduces:
@@ -197,14 +212,14 @@ class _ChunkContents:
         return f"A cell names {what}; it is pale while that is not its own."
 
     def legend(self) -> tuple[LegendEntry, ...]:
-        """The meanings of shades."""
+        """Return the meanings of shades."""
         if self.reduces or not self.single:
             return LegendEntry("a part", "s0.4000"), LegendEntry("complete", "s1.0000")
         return LegendEntry("something else", f"s{_OTHER}"), LegendEntry("its own", "s1.0000")
 
 
 def _short(ranks: list[int], p: int, most: int = 5) -> str:
-    """Ranks as runs, which may go on at 0: 0–2,5 or 6–1 of 8; their number where that is long."""
+    """Return ranks as runs, such as 0–2,5 or, continuing at 0, 6–1 of 8. If that is long, return their number."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""Predicted cost of a collective's algorithms against the size of its data, and where the cheapest one changes."""
+"""Predicted cost of a collective's algorithms against the size of its data, and the sizes at which the cheapest one changes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,12 @@ __all__ = ["costs"]
 
 _SMALLEST, _LARGEST, _PER_DECADE = 64, 1 << 28, 3
 _MANY = 256
-"""Ranks above which schedules are built for three sizes only, because `candidates` builds them anew for each."""
+"""The most ranks for which schedules are built for every size.
+
+For more they are built for three sizes only, because `candidates` builds them again for each.
+"""
 _MARKED = 8
-"""The most changes that are listed; of more the drawing says so."""
+"""The most changes that are listed. If there are more, the drawing says so."""
 _LABELLED, _ROW = 5, 0.05
 """The most changes that are named beside their points, in rows at the bottom, each a part of the panel's height."""
 _WIDTH, _HEIGHT, _LABELS = 6.6, 4.0, 0.27
@@ -53,11 +56,28 @@ def costs(
 ) -> Drawing:
     """Draw the time that the cost model predicts for a collective's algorithms against the bytes of one rank's data.
 
-    `topology` may be a number of ranks, which stands for `Topology.one_host`. The curve of the algorithm that `select` chooses
-    is thick where it is chosen; algorithms that may not be chosen there are dashed, with the reason in the hover text.
-    Diamonds mark where the choice changes, and rings where two of the cheapest curves cross, both found to the byte.
-    `sizes` are bytes (64 B to 256 MiB), `algorithms` names (all).
-    Raises DrawingError for sizes that are not at least two different positive integers, ScheduleError for unknown names.
+    The curve of the algorithm that `select` chooses is thick at the sizes where it is chosen. Algorithms that may not be chosen
+    there are dashed, with the reason in the hover text. Diamonds mark the sizes at which the choice changes, and rings those at
+    which two of the cheapest curves cross. Both are found to the byte.
+
+    Args:
+        kind: The collective's name.
+        topology: The machine. A number of ranks stands for `Topology.one_host` of it.
+        sizes: The bytes to draw, at least two different positive integers. None draws from 64 B to 256 MiB.
+        algorithms: Names of algorithms, or None for all.
+        dtype: The element type, as in `fc.schedules.select`.
+        theme: "light", "dark", or None for FUNCCOLL_THEME.
+
+    Returns:
+        A `Drawing`.
+
+    Raises:
+        DrawingError: If `sizes` are other values, or an algorithm does not exist.
+        ScheduleError: If the collective is unknown.
+
+    Example:
+        >>> print(fc.draw.costs("all_gather", fc.schedules.Topology.ethernet(4), sizes=[1024, 1 << 20]))
+        <Drawing: Predicted time of all_gather on 4 ranks against the size of one rank's data>
     """
     check_kind(kind)
     if isinstance(topology, (int, np.integer)):
@@ -99,11 +119,11 @@ class _Change(NamedTuple):
     before: str
     after: str
     point: _Point
-    """The smallest size at which it is so."""
+    """The smallest size after the change."""
 
 
 class _Costs:
-    """The costs of some algorithms by size, each size once."""
+    """The costs of some algorithms by size. Each size is computed once."""
 
     note = ""
 
@@ -112,7 +132,7 @@ class _Costs:
         self._known: dict[int, _Point] = {}
 
     def at(self, nbytes: int) -> _Point:
-        """The costs at a size."""
+        """Return the costs at a size."""
         if nbytes not in self._known:
             seconds, chosen, objections = self._weighed(nbytes)
             seconds = {name: seconds[name] for name in self.names if name in seconds}
@@ -121,14 +141,14 @@ class _Costs:
         return self._known[nbytes]
 
     def _weighed(self, nbytes: int) -> tuple[dict[str, float], str, dict[str, str]]:
-        """Seconds by algorithm, the one that is chosen, and the objections to others."""
+        """Return seconds by algorithm, the algorithm that is chosen, and the objections to others."""
         found = candidates(self.kind, self.topology, nbytes, dtype=self.dtype)
         seconds = {c.algorithm.name: c.cost.seconds for c in found if c.cost is not None}
         chosen = select(self.kind, self.topology, nbytes, dtype=self.dtype).algorithm
         return seconds, chosen, {c.algorithm.name: c.objection for c in found if c.objection}
 
     def change(self, low: _Point, high: _Point, key: Callable[[_Point], str]) -> _Point:
-        """The smallest size between two at which `key` of a point is no longer what it is at the lower one."""
+        """Return the smallest size between two at which `key` of a point differs from its value at the lower one."""
         first, a, b = key(low), low.nbytes, high.nbytes
         while b - a > 1 and b / a > 1 + 1e-3:
             middle = round(math.sqrt(a * b)) if b - a > 3 else (a + b) // 2
@@ -138,7 +158,7 @@ class _Costs:
 
 
 class _CostsOfMany(_Costs):
-    """The same for many ranks: schedules are built for three of the sizes, and their costs interpolated where that is exact."""
+    """The same for many ranks. Schedules are built for three of the sizes, and costs are interpolated if that is exact."""
 
     note = "Algorithms that cut blocks into chunks have the best numbers of chunks of three sizes."
 
@@ -167,8 +187,9 @@ class _CostsOfMany(_Costs):
 
 
 class _Line:
-    """The time of one schedule against the size: piecewise linear and convex, so it is a line between two sizes if it meets
-    their chord once.
+    """The time of one schedule against the size. It is piecewise linear and convex.
+
+    So it is a line between two sizes if it touches their chord once between them.
     """
 
     def __init__(self, schedule: Schedule, topology: Topology, low: int, high: int):
@@ -177,7 +198,7 @@ class _Line:
         self._straight: list[tuple[int, int]] = []
 
     def at(self, nbytes: int) -> float:
-        """Seconds at a size between the two."""
+        """Return the seconds at a size between the two."""
         if nbytes in self._known:
             return self._known[nbytes]
         a, b = max(n for n in self._known if n < nbytes), min(n for n in self._known if n > nbytes)
@@ -191,7 +212,7 @@ class _Line:
 
 
 def _digits(seconds: float) -> float:
-    """To 9 digits, in which equal sums in another order are equal: of equal costs the first is taken."""
+    """Round to 9 digits, so that equal sums in another order are equal. Of equal costs the first is taken."""
     return float(f"{seconds:.8e}")
 
 
@@ -231,7 +252,10 @@ def _scene(costs: _Costs, points: list[_Point]) -> Scene:
 
 
 def _colours(curves: list[str], points: list[_Point]) -> dict[str, str]:
-    """A colour of the palette for each curve; of more curves than it has, for those that come nearest to the cheapest."""
+    """Return a colour of the palette for each curve.
+
+    If there are too many, only those that come nearest to the cheapest get one.
+    """
 
     def excess(name: str) -> tuple[bool, float]:
         ratios = [p.seconds[name] / (p.seconds[_cheapest(p)] or 1.0) for p in points if name in p.seconds]
@@ -262,7 +286,7 @@ def _notes(
 
 
 def _curve(name: str, points: list[_Point], colour: str) -> list[Mark]:
-    """Thin where it could be chosen, dashed where not, thick where it is."""
+    """Return a curve: thin if it could be chosen, dashed if not, thick if it is."""
     marks: list[Mark] = []
     have = [p for p in points if name in p.seconds]
     for a, b in pairwise(have):
@@ -288,7 +312,7 @@ def _hover(name: str, point: _Point) -> str:
 
 
 def _changes(costs: _Costs, points: list[_Point], key: Callable[[_Point], str]) -> list[_Change]:
-    """Every change of `key` between neighbouring sizes, with the first size after it."""
+    """Return every change of `key` between neighbouring sizes, with the first size after it."""
     out = []
     for a, b in pairwise(points):
         while key(a) != key(b):
@@ -299,7 +323,10 @@ def _changes(costs: _Costs, points: list[_Point], key: Callable[[_Point], str]) 
 
 
 def _marked(changes: list[_Change], crossings: list[_Change], y: Axis) -> list[Mark]:
-    """Diamonds where the choice changes, each with a line down to its name; dots where the cheapest curve changes."""
+    """Return diamonds at changes of the choice, each with a line down to its name.
+
+    Changes of the cheapest curve get dots.
+    """
     marks: list[Mark] = []
     at = [y.lower * (y.upper / y.lower) ** ((row + 0.6) * _ROW) for row in range(len(changes))]
     for c, bottom in zip(changes, at, strict=True):
@@ -317,7 +344,7 @@ def _marked(changes: list[_Change], crossings: list[_Change], y: Axis) -> list[M
 
 
 def _end_labels(names: list[str], points: list[_Point], x: Axis, y: Axis, colour: dict[str, str]) -> list[Mark]:
-    """The curves' names to the right of their ends, moved apart, with a line to each."""
+    """Return the curves' names to the right of their ends, moved apart, with a line to each."""
     last = [next(p for p in reversed(points) if name in p.seconds) for name in names]
     low, high = math.log10(y.lower), math.log10(y.upper)
     ends = [max(low, math.log10(p.seconds[name])) if p.seconds[name] > 0 else low for name, p in zip(names, last, strict=True)]

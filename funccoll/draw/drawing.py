@@ -1,4 +1,4 @@
-"""A drawing: a scene with a theme, saved by matplotlib, shown in notebooks by plotly."""
+"""A drawing: a scene with a theme. matplotlib saves it, and plotly shows it in notebooks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .themes import Theme, find_theme
 __all__ = ["Drawing"]
 
 _COLOURS, _PIXELS = 48, 880
-"""Colours and width of the image in a notebook: a file is a quarter as large, and looks alike."""
+"""Colours and width of the image in a notebook. The file is a quarter as large as without, and looks alike."""
 
 
 def _svg(scene: Scene, theme: Theme) -> bytes:
@@ -37,9 +37,21 @@ _FORMATS: dict[str, Callable[[Scene, Theme], bytes]] = {".svg": _svg, ".png": _p
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Drawing:
-    """A drawing of an object, made by the functions of `fc.draw`. A notebook shows it when it is a cell's value.
+    """A drawing of an object. The functions of `fc.draw` make drawings. A notebook shows a drawing that is the value of a cell.
 
-    `theme` is "light", "dark", or None: the environment's FUNCCOLL_THEME when it is rendered, which is "light" by default.
+    Args:
+        scene: What is drawn.
+        theme: "light", "dark", or None for the value of FUNCCOLL_THEME at rendering, which is "light" by default.
+
+    Raises:
+        DrawingError: If there is no such theme.
+
+    Example:
+        >>> drawing = fc.schedules.build("all_gather", 4, "ring").draw()
+        >>> print(drawing.title)
+        all_gather on 4 ranks: ring, 3 rounds, 1 chunk per block
+        >>> print(drawing.with_theme("dark").theme)
+        dark
     """
 
     scene: Scene
@@ -55,14 +67,34 @@ class Drawing:
         return self.scene.title
 
     def with_theme(self, theme: str) -> Drawing:
-        """Return the same drawing in a theme, "light" or "dark". Raises DrawingError for another."""
+        """Return the same drawing in another theme.
+
+        Args:
+            theme: "light" or "dark".
+
+        Returns:
+            A `Drawing`.
+
+        Raises:
+            DrawingError: If there is no such theme.
+        """
         return replace(self, theme=theme)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the drawing as SVG or PNG (150 dots per inch), as the path's suffix says, and return the path.
+        """Write the drawing as SVG or PNG (150 dots per inch).
 
-        Equal drawings give equal bytes. The file appears when all of it is written.
-        Raises DrawingError for another suffix, MissingPackageError without matplotlib, OSError.
+        Equal drawings give equal bytes. The file appears only after all of it is written.
+
+        Args:
+            path: The file. Its suffix, .svg or .png, chooses the format.
+
+        Returns:
+            The path.
+
+        Raises:
+            DrawingError: If the path has another suffix.
+            MissingPackageError: If matplotlib is not installed.
+            OSError: If the file cannot be written.
         """
         path = Path(path)
         render = _FORMATS.get(path.suffix.lower())
@@ -76,7 +108,7 @@ class Drawing:
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
-            os.chmod(beside, 0o666 & ~_umask())  # as open() makes files; mkstemp's are private
+            os.chmod(beside, 0o666 & ~_umask())  # as open() makes files: mkstemp's are private
             os.replace(beside, path)
         except BaseException:
             Path(beside).unlink(missing_ok=True)
@@ -84,17 +116,38 @@ class Drawing:
         return path
 
     def to_svg(self) -> str:
-        """Return the drawing as SVG. Raises MissingPackageError without matplotlib."""
+        """Return the drawing as SVG.
+
+        Returns:
+            The text of a file.
+
+        Raises:
+            MissingPackageError: If matplotlib is not installed.
+        """
         return _svg(self.scene, find_theme(self.theme)).decode()
 
     def inline_svg(self) -> str:
-        """Return the drawing as an <svg> element for a page of HTML, smaller than a file: its texts are texts."""
+        """Return the drawing as an <svg> element for a page of HTML. It is smaller than a file, because its texts are texts.
+
+        Returns:
+            The text of the element.
+
+        Raises:
+            MissingPackageError: If matplotlib is not installed.
+        """
         from .static_figure import svg_text
 
         return svg_text(self.scene, find_theme(self.theme), inline=True)
 
     def to_plotly(self) -> Any:
-        """Return the drawing as a `plotly.graph_objects.Figure`. Raises MissingPackageError without plotly."""
+        """Return the drawing as a plotly figure.
+
+        Returns:
+            A `plotly.graph_objects.Figure`.
+
+        Raises:
+            MissingPackageError: If plotly is not installed.
+        """
         from .plotly_figure import plotly_figure
 
         return plotly_figure(self.scene, find_theme(self.theme))
@@ -120,7 +173,7 @@ class Drawing:
 
 
 def _umask() -> int:
-    """The umask, which can only be read by setting it."""
+    """Return the umask. It can only be read by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

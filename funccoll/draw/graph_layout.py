@@ -21,7 +21,7 @@ _GAP, _DUMMY = 0.16, 0.1
 
 @dataclass(frozen=True)
 class Layout:
-    """Positions of nodes in inches across and layers down; routes have the points between an edge's ends."""
+    """Positions of nodes in inches across and layers down. Routes have the points between an edge's ends."""
 
     x: list[float]
     layer: list[int]
@@ -31,7 +31,7 @@ class Layout:
 
 
 def layered(reads: Sequence[Sequence[int]], widths: Sequence[float]) -> Layout:
-    """Lay out nodes, each of which reads earlier ones, in boxes of the given widths."""
+    """Lay out nodes in boxes of the given widths. Each node reads earlier ones."""
     n = len(reads)
     layer = _layers(reads)
     below: list[list[int]] = [[] for _ in range(n)]  # nodes and dummies
@@ -67,7 +67,7 @@ def layered(reads: Sequence[Sequence[int]], widths: Sequence[float]) -> Layout:
 
 
 def _layers(reads: Sequence[Sequence[int]]) -> list[int]:
-    """The longest path to each node; nodes that read nothing stand just above the first that reads them."""
+    """Return the longest path to each node. Nodes that read nothing stand just above the first node that reads them."""
     layer = [0] * len(reads)
     for node, sources in enumerate(reads):
         layer[node] = max((layer[s] + 1 for s in sources), default=0)
@@ -76,7 +76,7 @@ def _layers(reads: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _positions(rows: list[list[int]], above: list[list[int]], below: list[list[int]], wide: Sequence[float]) -> list[float]:
-    """Places across, in sweeps down and up: sorted by the mean of the neighbours, then as near to it as boxes allow."""
+    """Return places across, in sweeps down and up: sorted by the mean of the neighbours, then as near to it as boxes allow."""
     x = [0.0] * len(wide)
     for row in rows:
         _place(row, [0.0] * len(row), wide, x)
@@ -93,7 +93,7 @@ def _positions(rows: list[list[int]], above: list[list[int]], below: list[list[i
             best, fewest = list(x), crossings
     for row in rows:
         row.sort(key=lambda i: best[i])
-    for _ in range(_SWEEPS):  # the order stays; long edges become straight
+    for _ in range(_SWEEPS):  # keep the order, straighten long edges
         for row in rows:
             near = [[best[k] for k in (*above[i], *below[i])] or [best[i]] for i in row]
             _place(row, [sum(n) / len(n) for n in near], wide, best)
@@ -110,7 +110,7 @@ def _place(row: list[int], wanted: Sequence[float], wide: Sequence[float], x: li
 
 
 def _crossings(rows: list[list[int]], below: list[list[int]], x: Sequence[float]) -> int:
-    """The number of pairs of edges between neighbouring layers that cross."""
+    """Return the number of pairs of edges between neighbouring layers that cross."""
     count = 0
     for row in rows:
         edges = sorted((x[a], x[b]) for a in row for b in below[a])

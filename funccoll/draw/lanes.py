@@ -1,4 +1,4 @@
-"""Lanes of ranks: one for each of a few ranks, else one for each of equal groups, which the drawing says."""
+"""Lanes of ranks: one for each of a few ranks, else one for each of equal groups, and a note about that."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ class Lanes:
 
     @classmethod
     def of(cls, nranks: int, most: int) -> Lanes:
-        """At most `most` lanes."""
+        """Make at most `most` lanes."""
         return cls(nranks, -(-nranks // most))
 
     def __len__(self) -> int:
         return -(-self.nranks // self.each)
 
     def name(self, lane: int) -> str:
-        """The ranks of a lane as text."""
+        """Return the ranks of a lane as text."""
         first = lane * self.each
         last = min(first + self.each, self.nranks) - 1
         return str(first) if first == last else f"{first}–{last}"
 
     def range(self) -> range:
-        """The numbers of the lanes."""
+        """Return the numbers of the lanes."""
         return range(len(self))
 
     def note(self, things: str = "ranks", lanes: str = "lanes") -> str:
-        """The sentence that says so when lanes are groups; else empty."""
+        """Return a sentence about it if lanes are groups, else an empty text."""
         if self.each == 1:
             return ""
         return f"{self.nranks:,} {things}: drawn as {len(self)} {lanes} of {self.each} {things} each."
 
     def axis(self, label: str = "rank") -> Axis:
-        """The axis of lanes, the first on top."""
+        """Return the axis of lanes, the first on top."""
         label = label if self.each == 1 else f"{label}s"
         return Axis(-0.5, len(self) - 0.5, label, tuple((i, self.name(i)) for i in range(len(self))), reversed=True)

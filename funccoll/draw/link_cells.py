@@ -1,4 +1,4 @@
-"""Link matrices: how much a schedule moves from each rank to each other one."""
+"""Link matrices: the amount of data that a schedule moves from each rank to each other one."""
 
 from __future__ import annotations
 
@@ -21,8 +21,23 @@ _RANKS, _LANES, _TEXT = 64, 32, 16
 def link_matrix(schedule: Schedule, nbytes: int | None = None, *, theme: str | None = None) -> Drawing:
     """Draw how much a schedule moves from each rank (rows) to each other one (columns), over all its rounds.
 
-    In chunks; with `nbytes`, the bytes of the larger of one rank's input and output, in bytes. Above 64 ranks, rows and columns
-    are groups of ranks, which the drawing says. Raises ScheduleError for bytes that are not positive.
+    Above 64 ranks, rows and columns are groups of ranks, and the drawing says so.
+
+    Args:
+        schedule: The schedule.
+        nbytes: The bytes of the larger of one rank's input and output. Amounts are then in bytes, and without it in chunks.
+        theme: "light", "dark", or None for FUNCCOLL_THEME.
+
+    Returns:
+        A `Drawing`.
+
+    Raises:
+        ScheduleError: If `nbytes` is not positive.
+        DrawingError: If `schedule` is not a schedule.
+
+    Example:
+        >>> print(fc.draw.link_matrix(fc.schedules.build("all_gather", 4, "ring"), 1024))
+        <Drawing: all_gather on 4 ranks: ring, 3 rounds, 1 chunk per block, 1,024 bytes>
     """
     check_schedule(schedule, "link_matrix")
     p = schedule.nranks

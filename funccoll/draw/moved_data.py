@@ -23,13 +23,13 @@ class Transfer(NamedTuple):
 
     round: int
     hop: int
-    """1 for the second half of a move whose executing rank is neither its source nor its destination; else 0."""
+    """1 for the second half of a move if its executing rank is neither its source nor its destination, else 0."""
     halves: bool
-    """True when the move is made of two such halves."""
+    """True if the move consists of two such halves."""
     source: int
     destination: int
     data: int
-    """The number of what moves, equal for the same data."""
+    """The number of the data that move. Equal data have equal numbers."""
     colour: int
     name: str
     combines: bool
@@ -47,14 +47,14 @@ class MovedData(NamedTuple):
 
 
 def check_schedule(schedule: Schedule, drawing: str) -> None:
-    """Raise DrawingError, in the name of a drawing, for what is not a Schedule."""
+    """Raise DrawingError, in the name of a drawing, if `schedule` is not a Schedule."""
     if not isinstance(schedule, Schedule):
         made = "schedules.build(kind, nranks, algorithm) and schedules.select make one"
         raise DrawingError(f"{drawing}() draws a Schedule, not {type(schedule).__name__}: {made}.")
 
 
 def schedule_title(schedule: Schedule) -> str:
-    """The collective, the algorithm and the sizes."""
+    """Return the collective, the algorithm and the sizes."""
     rounds, parts = schedule.nrounds, schedule.collective.parts
     return (
         f"{schedule.collective}: {schedule.algorithm}, {rounds} round{'s' if rounds != 1 else ''}, "
@@ -63,7 +63,7 @@ def schedule_title(schedule: Schedule) -> str:
 
 
 def transfers(schedule: Schedule) -> MovedData:
-    """Every chunk that a schedule's moves take from rank to rank."""
+    """Return every chunk that a schedule's moves take from rank to rank."""
     between: list[Transfer] = []
     local: list[Transfer] = []
     names = _DataNames(schedule)
@@ -114,7 +114,7 @@ def _of_batch(
 
 
 def columns_between(schedule: Schedule) -> Iterator[tuple[int, int, np.ndarray, np.ndarray, np.ndarray]]:
-    """(1 where it is combined, round, from rank, to rank, chunks) of what each batch moves between ranks."""
+    """Yield (1 if it is combined, round, from rank, to rank, chunks) of what each batch moves between ranks."""
     p = schedule.nranks
     for batch in schedule.batches:
         several = int(batch.src.shape[1] > 1)
@@ -126,7 +126,10 @@ def columns_between(schedule: Schedule) -> Iterator[tuple[int, int, np.ndarray, 
 
 
 def data_name(collective: Collective, rank: int, label: int) -> str:
-    """The name of a chunk of one rank's input: the rank, and the block where it goes to; of a root's data the chunk alone."""
+    """Return the name of a chunk of one rank's input: the rank, and its destination block.
+
+    A root's data have only the chunk.
+    """
     block, part = int(collective.blocks_of_rows[label]), int(collective.parts_of_rows[label])
     if collective.meaning.rooted and collective.kind != "gather":
         return str(label)
@@ -137,8 +140,8 @@ def data_name(collective: Collective, rank: int, label: int) -> str:
 class _DataNames:
     """Numbers, colours and names of data.
 
-    Where values are combined, data is a chunk of the input; else the chunk of one rank's input that it is a copy of. Colours
-    are chunks where all ranks contribute to one, or one rank has all; else the rank that contributes.
+    If values are combined, data are a chunk of the input. Else they are the chunk of one rank's input of which they are a copy.
+    Colours are chunks if all ranks contribute to one, or one rank has all; else the rank that contributes.
     """
 
     def __init__(self, schedule: Schedule):
@@ -149,7 +152,7 @@ class _DataNames:
         self.p = schedule.nranks
 
     def of(self, code: int, holds: np.ndarray | None, executor: SymbolicExecutor | None) -> tuple[int, int, str]:
-        """(number, colour, name) of what a place holds."""
+        """Return (number, colour, name) of the data that a place holds."""
         if holds is None or executor is None or holds[code] < 0:
             chunk = self.places.place(code).chunk
             return chunk, chunk, str(chunk)
@@ -161,7 +164,7 @@ class _DataNames:
         return source * self.collective.input_chunks + label, source, data_name(self.collective, source, label)
 
     def colour_name(self, colour: int) -> str:
-        """The text of a colour in the legend."""
+        """Return the text of a colour in the legend."""
         if self.by_rank:
             return f"from rank {colour}"
         return f"chunk {colour}"

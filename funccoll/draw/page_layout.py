@@ -28,12 +28,12 @@ TITLE_SIZE, NOTE_SIZE, PANEL_TITLE_SIZE, LABEL_SIZE, TICK_SIZE, LEGEND_SIZE = 11
 
 
 def estimated_width(text: str, size: float) -> float:
-    """The width of a text in inches, in the fonts that browsers use: rather more than less."""
+    """Return the width of a text in inches, in the fonts that browsers use. It is rather too large than too small."""
     return len(text) * size * 0.62 / 72
 
 
 def wrapped(text: str, width: float, measure: Callable[[str], float]) -> list[str]:
-    """A text in lines that are not wider than `width`, broken between words; words that are longer behind a mark of theirs."""
+    """Return a text in lines no wider than `width`, broken between words. Longer words are broken behind a mark of theirs."""
     lines: list[str] = []
     words = text.split(" ")
     while words:
@@ -51,14 +51,14 @@ def wrapped(text: str, width: float, measure: Callable[[str], float]) -> list[st
 
 
 def _middle(word: str) -> int:
-    """Where a word may be broken: behind the mark nearest to its middle, such as / or _, else in the middle."""
+    """Return where a word may be broken: behind the mark nearest to its middle, such as / or _, else in the middle."""
     middle = len(word) // 2
     marks = [i for i in range(1, len(word)) if word[i - 1] in "/_.,;:=-)]" and word[i] not in "/_.,;:=-)]"]
     return min(marks, key=lambda i: abs(i - middle), default=middle)
 
 
 def visible_ticks(axis: Axis, inches: float, horizontal: bool) -> list[tuple[float, str]]:
-    """The ticks of an axis of this length whose labels have room: every k-th of them."""
+    """Return the ticks of an axis of this length whose labels have room: every k-th of them."""
     every = _stride(axis.ticks, axis, inches, horizontal)
     return list(axis.ticks[::every])
 
@@ -75,5 +75,5 @@ def _stride(ticks: Sequence[tuple[float, str]], axis: Axis, inches: float, horiz
 
 
 def missing(package: str, error: ImportError) -> Any:
-    """The error for a package that a renderer needs."""
+    """Return the error for a package that a renderer needs."""
     return MissingPackageError(f"fc.draw needs {package} for this: pip install 'funccoll[draw]'.")

@@ -1,4 +1,4 @@
-"""The interactive renderer: a scene as plotly's JSON, for which viewers need plotly, and this process does not."""
+"""The interactive renderer: a scene as plotly's JSON. Viewers need plotly for it, and this process does not."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FONT = "Arial, Helvetica, sans-serif"
 
 
 def plotly_figure(scene: Scene, theme: Theme) -> Any:
-    """The scene as a plotly.graph_objects.Figure. Raises MissingPackageError without plotly."""
+    """Return the scene as a plotly.graph_objects.Figure. Raises MissingPackageError without plotly."""
     try:
         import plotly.graph_objects as objects
     except ImportError as error:
@@ -38,7 +38,7 @@ def plotly_figure(scene: Scene, theme: Theme) -> Any:
 
 
 def plotly_json(scene: Scene, theme: Theme) -> dict[str, Any]:
-    """The scene as plotly's data and layout."""
+    """Return the scene as plotly's data and layout."""
     traces: list[dict[str, Any]] = []
     layout: dict[str, Any] = {}
     page = _Page(scene)
@@ -50,7 +50,7 @@ def plotly_json(scene: Scene, theme: Theme) -> dict[str, Any]:
         for order, mark in enumerate(panel.marks, 1):
             for trace in mark_traces(mark, Area(panel, *page.pixels(place)), theme):
                 trace.update({"xaxis": f"x{suffix}", "yaxis": f"y{suffix}", "showlegend": False})
-                if trace["type"] != "heatmap":  # which is below all others
+                if trace["type"] != "heatmap":  # heatmaps are below all others
                     trace["zorder"] = order
                 traces.append(trace)
         if number == place:
@@ -99,7 +99,7 @@ class _Page:
         self.height = self.top + self.middle + self.slider + self.legend + 8
 
     def area(self, place: int) -> tuple[float, float, float, float]:
-        """(left, right, bottom, top) of a panel's area as parts of the page; the plot area is the whole page."""
+        """Return (left, right, bottom, top) of a panel's area as parts of the page. The plot area is the whole page."""
         row, column = divmod(place, self.columns)
         x = sum(self.left[: column + 1]) + sum(self.inner[:column]) + self.right * column
         y = self.top + sum(self.heads[: row + 1]) + sum(self.heights[:row]) + sum(self.gaps[:row])
@@ -107,7 +107,7 @@ class _Page:
         return x / w, (x + self.inner[column]) / w, 1 - (y + self.heights[row]) / h, 1 - y / h
 
     def pixels(self, place: int) -> tuple[float, float]:
-        """The size of a panel's area."""
+        """Return the size of a panel's area."""
         left, right, bottom, top = self.area(place)
         return (right - left) * self.width, (top - bottom) * self.height
 
@@ -140,7 +140,7 @@ class _Page:
             )
 
     def headings(self, theme: Theme) -> list[dict[str, Any]]:
-        """The title and the notes; plotly's own title does not know where its second line ends."""
+        """Return the title and the notes. plotly's own title does not know where its second line ends."""
         out, y = [], 10.0
         for lines, size, role, form in ((self.title, TITLE_SIZE, "ink", "<b>{}</b>"), (self.notes, NOTE_SIZE, "muted", "{}")):
             for line in lines:
@@ -191,7 +191,7 @@ class _Page:
 
 
 def _left(panel: Panel) -> float:
-    """Pixels for the tick labels and the label of a panel's y axis."""
+    """Return the pixels for the tick labels and the label of a panel's y axis."""
     widest = max((estimated_width(t, TICK_SIZE) * DPI for _, t in panel.y.ticks), default=0.0)
     return widest + (34 if panel.y.label else 14)
 

@@ -34,7 +34,7 @@ class Area:
 
 
 def plotly_number(value: float) -> float | None:
-    """A number with six digits, so that the JSON is not longer than it must be; a gap in a line, NaN, is None."""
+    """Return a number with six digits, so that the JSON is not longer than needed. A gap in a line, NaN, is None."""
     if math.isnan(value):
         return None
     short = float(f"{value:.6g}")
@@ -74,7 +74,10 @@ def _boxes(mark: Boxes, area: Area, theme: Theme) -> list[dict[str, Any]]:
 
 
 def _labels(mark: Boxes, area: Area, theme: Theme) -> list[dict[str, Any]]:
-    """The texts in boxes that fit there. plotly's own texts of bars shrink or go where they have less room than they need."""
+    """Return the texts in boxes that fit there.
+
+    plotly's own texts of bars shrink, or move away if they have too little room.
+    """
     sx, sy = area.pixels_per_unit
     x, y, texts, sizes, colours = [], [], [], [], []
     for i, text in enumerate(mark.text):
@@ -217,7 +220,7 @@ def _points(mark: Points, area: Area, theme: Theme) -> list[dict[str, Any]]:
 
 
 def _texts(mark: Texts, area: Area, theme: Theme) -> list[dict[str, Any]]:
-    # plotly names the side on which the text stands, seen from its point.
+    # plotly names the side of the point on which the text stands.
     side = {"center": "middle center", "left": "middle right", "right": "middle left"}[mark.align]
     bold = "<b>{}</b>" if mark.bold else "{}"
     return (
@@ -251,12 +254,12 @@ _TRACES: dict[type[Mark], Callable[[Any, Area, Theme], list[dict[str, Any]]]] = 
 
 
 def mark_traces(mark: Mark, area: Area, theme: Theme) -> list[dict[str, Any]]:
-    """The traces of a mark in a panel's area."""
+    """Return the traces of a mark in a panel's area."""
     return _TRACES[type(mark)](mark, area, theme)
 
 
 def legend_trace(entry: LegendEntry, theme: Theme) -> dict[str, Any]:
-    """A trace without points, which only stands in the legend."""
+    """Return a trace without points, only for the legend."""
     colour = theme.colour(entry.colour)
     trace: dict[str, Any] = {
         "type": "scatter",

@@ -38,18 +38,32 @@ class _GraphNode:
     hover: str
     kind: str
     reads: dict[int, str] = field(default_factory=dict)
-    """Node that it reads -> the names of the values."""
+    """Nodes that it reads, with the names of the values."""
     scope: str = ""
     """The outermost named scope of its equations."""
 
 
 def program(program: Program, *, theme: str | None = None) -> Drawing:
-    """Draw a program as a graph: equations as boxes, from the inputs above to the outputs below, collectives emphasised.
-    Named scopes have colours.
+    """Draw a program as a graph: equations as boxes, from the inputs above to the outputs below, with collectives emphasised.
 
-    The hover text has the equation and its file:line. A program of more than 48 equations, or a very wide one, is drawn by
-    depth: the equations between the same collectives as one box, which the drawing says. A stage with a `.program` may be
-    given, too. Raises DrawingError for anything else.
+    Named scopes have colours. The hover text has the equation and its file:line. A program of more than 48 equations, or a very
+    wide one, is drawn by depth: the equations between the same collectives are one box, and the drawing says so.
+
+    Args:
+        program: A Program, or a stage with a `.program`, such as `fn.trace(...)`.
+        theme: "light", "dark", or None for FUNCCOLL_THEME.
+
+    Returns:
+        A `Drawing`.
+
+    Raises:
+        DrawingError: If `program` is neither.
+
+    Example:
+        >>> mesh = fc.make_mesh({"data": 2})
+        >>> step = fc.jit(lambda x: fc.all_reduce(x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P())
+        >>> print(fc.draw.program(step.trace(np.ones(4))))
+        <Drawing: Program <lambda> on mesh(data=2): 1 equation, 1 collective>
     """
     found = getattr(program, "program", program)
     if not isinstance(found, Program):
@@ -72,7 +86,7 @@ def _plural(n: int, what: str) -> str:
 
 
 def _single(program: Program) -> list[_GraphNode]:
-    """A node for each input that is read, each equation, and each output."""
+    """Return a node for each input that is read, each equation, and each output."""
     names = program.names
     nodes: list[_GraphNode] = []
     maker: dict[Var, int] = {}
@@ -101,7 +115,10 @@ def _scope(eqn: Equation) -> str:
 
 
 def _text(eqn: Equation) -> str:
-    """The primitive, and where it communicates its axes, over the type of the first output; of a loop how often it runs."""
+    """Return the primitive, its axes if it communicates, and the type of the first output.
+
+    A loop has its number of iterations.
+    """
     head = eqn.primitive.name
     if eqn.bodies:
         head += "" if eqn.times == 1 else f" × {'?' if eqn.times is None else f'{eqn.times:,}'}"
@@ -131,7 +148,10 @@ def _hover(eqn: Equation, program: Program) -> str:
 
 
 def _summary(program: Program) -> tuple[list[_GraphNode], str]:
-    """Nodes by depth, the collectives on the longest chain before an equation, and the sentence that says so."""
+    """Return nodes by depth, and the sentence about it.
+
+    The depth is the number of collectives on the longest chain before an equation.
+    """
     depth: dict[Var, int] = {}
     at: list[int] = []
     for eqn in program.equations:
@@ -170,9 +190,9 @@ def _summary(program: Program) -> tuple[list[_GraphNode], str]:
 
 
 def _runs(program: Program, bands: Sequence[int]) -> list[int]:
-    """By equation, how often the named scope has changed in its band: boxes of neighbours only, so that none needs itself.
+    """Return, by equation, how often the named scope has changed in its band.
 
-    Without scopes, and where that would be too many boxes, all are 0.
+    Only neighbours share a box, so no box needs itself. Without scopes, and if that would be too many boxes, all are 0.
     """
     last: dict[int, tuple[str, int]] = {}
     found = []
@@ -217,14 +237,14 @@ _OF_SCOPES = "tc0", "tc3", "tc2", "tc4", "tc6"
 
 
 def _scope_colours(nodes: Sequence[_GraphNode]) -> dict[str, str]:
-    """Colours of the named scopes with most boxes, in the order of the program."""
+    """Return colours of the named scopes with most boxes, in the order of the program."""
     counts = Counter(n.scope for n in nodes if n.scope and n.kind in _COMPUTE)
     most = [scope for scope, _ in counts.most_common(len(_OF_SCOPES))]
     return dict(zip([scope for scope in counts if scope in most], _OF_SCOPES, strict=False))
 
 
 _PITCH, _TALL = 0.66, 0.38
-"""Inches from layer to layer; of a box."""
+"""Inches from layer to layer, and of a box."""
 
 
 def _scene(title: str, notes: Sequence[str], nodes: Sequence[_GraphNode], layout: Layout) -> Scene:

@@ -1,6 +1,6 @@
-"""Scenes: what a drawing shows, as columns of marks in data coordinates. Renderers draw them; drawings only make them.
+"""Scenes: the contents of a drawing, as columns of marks in data coordinates. Drawings make them, and renderers draw them.
 
-Colours are roles of a theme (`themes`), lengths of panels are inches, and y grows downwards where `Axis.reversed` says so.
+Colours are roles of a theme (`themes`). Lengths of panels are inches. y grows downwards if `Axis.reversed` is True.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Boxes:
-    """Rectangles, with a text inside each where it fits."""
+    """Rectangles, with a text inside each one that has room."""
 
     x0: Sequence[float]
     x1: Sequence[float]
@@ -54,11 +54,11 @@ class Boxes:
     hover: Sequence[str]
     text: Sequence[str] = ()
     edge: str = ""
-    """The role of their outlines; empty for none; "fill" for each one's own colour, so that narrow ones show."""
+    """The role of their outlines. It is empty for none, and "fill" for each one's own colour, so that narrow ones show."""
 
     @classmethod
     def of(cls, rows: Iterable[tuple[Any, ...]], edge: str = "") -> Boxes:
-        """Boxes of rows (x0, x1, y0, y1, fill, hover), and perhaps text."""
+        """Make boxes of rows (x0, x1, y0, y1, fill, hover), and perhaps text."""
         columns: list[Any] = list(zip(*rows, strict=True)) or [()] * 6
         return cls(*columns, edge=edge)
 
@@ -68,7 +68,7 @@ class Boxes:
 
 @dataclass(frozen=True)
 class Arrows:
-    """Arrows from (x0, y0) to (x1, y1). What is combined at its end has a ring there; what is copied, a head."""
+    """Arrows from (x0, y0) to (x1, y1). An arrow whose data are combined at its end has a ring there, a copy a head."""
 
     x0: Sequence[float]
     y0: Sequence[float]
@@ -82,7 +82,7 @@ class Arrows:
 
     @classmethod
     def of(cls, rows: Iterable[tuple[Any, ...]]) -> Arrows:
-        """Arrows of rows (x0, y0, x1, y1, colour, combines, width, hover)."""
+        """Make arrows of rows (x0, y0, x1, y1, colour, combines, width, hover)."""
         columns: list[Any] = list(zip(*rows, strict=True)) or [()] * 8
         return cls(*columns)
 
@@ -92,7 +92,7 @@ class Arrows:
 
 @dataclass(frozen=True)
 class Curve:
-    """A line through points; `hover` has a text for each, or none at all."""
+    """A line through points. `hover` has a text for each, or none at all."""
 
     x: Sequence[float]
     y: Sequence[float]
@@ -122,7 +122,7 @@ class Points:
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts at points; `align` is the side of the text that is at the point."""
+    """Texts at points. `align` is the side of the text that is at the point."""
 
     x: Sequence[float]
     y: Sequence[float]
@@ -138,10 +138,10 @@ class Texts:
 
 @dataclass(frozen=True)
 class Cells:
-    """A grid of cells, one unit wide and high, cell (row i, column j) around (j, i); values from 0 to 1 are shades."""
+    """A grid of cells, one unit wide and high, cell (row i, column j) around (j, i). Values from 0 to 1 are shades."""
 
     values: Sequence[Sequence[float | None]]
-    """None where there is no cell."""
+    """None for a cell that is not there."""
     text: Sequence[Sequence[str]]
     hover: Sequence[Sequence[str]]
 
@@ -176,7 +176,7 @@ class LegendEntry:
 
 @dataclass(frozen=True)
 class Scene:
-    """Everything that is drawn. Panels stand in rows of `columns`; with `steps` they are the positions of one slider.
+    """The contents of a drawing. Panels stand in rows of `columns`. With `steps` they are the positions of one slider.
 
     In the static form the slider's positions `shown` stand side by side.
     """
@@ -188,7 +188,7 @@ class Scene:
     legend: tuple[LegendEntry, ...] = ()
     columns: int = 1
     shared_x: bool = False
-    """True when panels have one x axis, so that zooming one zooms all."""
+    """True if panels have one x axis, so that zooming one zooms all."""
     steps: tuple[str, ...] = ()
     shown: tuple[int, ...] = field(default=())
 
@@ -199,14 +199,14 @@ class Scene:
 
 
 def shown_steps(n: int, most: int) -> tuple[int, ...]:
-    """At most `most` of n steps: the first, the last, and some between them."""
+    """Return at most `most` of n steps: the first, the last, and some between them."""
     return tuple(range(n)) if n <= most else tuple(round(i * (n - 1) / (most - 1)) for i in range(most))
 
 
 def spread(wanted: Sequence[float], gap: float, lower: float, upper: float) -> list[float]:
-    """The positions nearest to the wanted ones (least squares) that are `gap` from each other, within the limits.
+    """Return the positions nearest to the wanted ones (least squares) that are `gap` from each other, within the limits.
 
-    Where the limits have no room for that, they are as far apart as they can be. Positions less i * apart must ascend.
+    If the limits have too little room, they are as far apart as they can be. Positions less i * apart must ascend.
     """
     n = len(wanted)
     order = sorted(range(n), key=lambda i: wanted[i])
@@ -219,7 +219,7 @@ def spread(wanted: Sequence[float], gap: float, lower: float, upper: float) -> l
 
 
 def isotonic(values: Sequence[float]) -> list[float]:
-    """The ascending sequence nearest to `values` in least squares, by pooling neighbours (Ayer et al., 1955)."""
+    """Return the ascending sequence nearest to `values` in least squares, by pooling neighbours (Ayer et al., 1955)."""
     pools: list[tuple[float, int]] = []  # mean, members
     for value in values:
         mean, size = value, 1
@@ -231,7 +231,7 @@ def isotonic(values: Sequence[float]) -> list[float]:
 
 
 def time_axis(seconds: float, label: str = "time") -> Axis:
-    """An axis from 0 to a duration, with round ticks in the unit that suits it."""
+    """Return an axis from 0 to a duration, with round ticks in a unit that suits it."""
     seconds = seconds if seconds > 0 and math.isfinite(seconds) else 1e-6
     unit, size = next((u, s) for u, s in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)) if seconds >= s or u == "ns")
     step = _round_step(seconds / size / 6)
@@ -240,6 +240,6 @@ def time_axis(seconds: float, label: str = "time") -> Axis:
 
 
 def _round_step(least: float) -> float:
-    """The smallest 1, 2 or 5 times a power of ten that is not below `least`."""
+    """Return the smallest 1, 2 or 5 times a power of ten that is not below `least`."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(m * power for m in (1, 2, 5, 10) if m * power >= least * (1 - 1e-9))

@@ -20,10 +20,27 @@ _DEVICES = 4096
 
 
 def sharding(sharding: Sharding, shape: Sequence[int], *, theme: str | None = None) -> Drawing:
-    """Draw the blocks into which a sharding cuts a global array of `shape`, each with the devices that hold it.
+    """Draw the blocks into which a sharding cuts a global array, each with the devices that hold it.
 
-    Two dimensions are drawn, the first two that are split, or else the first two; of the others the drawing says which block
-    it shows. Raises DrawingError for what is not a sharding or a shape, ShardingError for a shape that it cannot split.
+    Two dimensions are drawn: the first two that are split, or else the first two. For the others, the drawing says which block
+    it shows.
+
+    Args:
+        sharding: An `fc.Sharding`.
+        shape: The shape of the global array.
+        theme: "light", "dark", or None for FUNCCOLL_THEME.
+
+    Returns:
+        A `Drawing`.
+
+    Raises:
+        DrawingError: If `sharding` is not a sharding, or `shape` is not a shape.
+        ShardingError: If the sharding cannot split the shape.
+
+    Example:
+        >>> mesh = fc.make_mesh({"data": 2, "model": 2})
+        >>> print(fc.draw.sharding(fc.Sharding(mesh, P("data", "model")), (8, 4)))
+        <Drawing: P('data', 'model') of an array [8, 4] over data=2 × model=2: blocks of [4, 2]>
     """
     if not isinstance(sharding, Sharding):
         raise DrawingError(f"sharding() draws an fc.Sharding(mesh, spec), not {type(sharding).__name__}.")
@@ -66,7 +83,7 @@ def _parts(sharding: Sharding, dim: int) -> int:
 
 
 def _holders(sharding: Sharding, blocks: Sequence[int], dims: Sequence[int]) -> dict[tuple[int, int], list[int]]:
-    """Block (row, column) -> its devices; of dimensions that are not drawn, those with block 0."""
+    """Return the devices of each block (row, column). For dimensions that are not drawn, they are those with block 0."""
     mesh = sharding.mesh
     if mesh.size > _DEVICES:
         raise DrawingError(f"sharding() draws at most {_DEVICES:,} devices, and {mesh!r} has {mesh.size:,}.")
@@ -86,7 +103,7 @@ def _holders(sharding: Sharding, blocks: Sequence[int], dims: Sequence[int]) -> 
 
 
 def _named(devices: Sequence[int], most: int) -> str:
-    """Devices as text: consecutive ones as a range."""
+    """Return devices as text, with consecutive ones as a range."""
     if len(devices) == 1:
         return f"device {devices[0]}"
     if len(devices) > 2 and list(devices) == list(range(devices[0], devices[-1] + 1)):

@@ -20,9 +20,9 @@ _RANKS, _ROUNDS = 16, 40
 _LANES, _COLUMNS = 16, 24
 """Lanes and columns of the summary form."""
 _STRIPES = 4
-"""The most chunks of a message that are drawn side by side; more of them are one thick arrow."""
+"""The most chunks of a message that are drawn side by side. More of them are one thick arrow."""
 _DENSE = 6
-"""Chunks that a rank sends in a round, on average, above which arrows are thin."""
+"""The most chunks that a rank sends in a round, on average, before arrows are thin."""
 _GAP, _BOX = 0.07, 0.19
 """The part of a round before and after its arrows; the width of a sent box in inches."""
 
@@ -30,9 +30,23 @@ _GAP, _BOX = 0.07, 0.19
 def space_time(schedule: Schedule, *, theme: str | None = None) -> Drawing:
     """Draw the moves of a schedule as arrows between ranks, round by round, coloured by the chunk that moves.
 
-    A chunk that is combined with others where it arrives has a ring there, one that is copied an arrow's head; a dot is
-    a copy on one rank. The box at an arrow's beginning has the number of the chunk. Above 16 ranks, or 40 rounds,
-    lanes are groups of ranks and columns groups of rounds, which the drawing says. A schedule that is wrong is drawn, too.
+    A chunk that is combined with others at its destination has a ring there, and a copied one an arrow's head. A dot is a copy
+    on one rank. The box at an arrow's beginning has the number of the chunk. Above 16 ranks, or 40 rounds, lanes are groups of
+    ranks and columns groups of rounds, and the drawing says so. A wrong schedule is drawn, too.
+
+    Args:
+        schedule: The schedule.
+        theme: "light", "dark", or None for FUNCCOLL_THEME.
+
+    Returns:
+        A `Drawing`.
+
+    Raises:
+        DrawingError: If `schedule` is not a schedule.
+
+    Example:
+        >>> print(fc.draw.space_time(fc.schedules.build("all_reduce", 4, "ring")))
+        <Drawing: all_reduce on 4 ranks: ring, 6 rounds, 4 chunks per block>
     """
     check_schedule(schedule, "space_time")
     if schedule.nranks > _RANKS or schedule.nrounds > _ROUNDS:
@@ -78,7 +92,7 @@ def _detailed(schedule: Schedule) -> Scene:
 
 
 def _lines(lanes: int, columns: int) -> Mark:
-    """A line for each lane."""
+    """Return a line for each lane."""
     x: list[float] = []
     y: list[float] = []
     for lane in range(lanes):
@@ -88,7 +102,7 @@ def _lines(lanes: int, columns: int) -> Mark:
 
 
 def _sent_boxes(between: list[Transfer], ncolours: int, wide: float) -> tuple[Boxes | None, set[tuple[int, int, int]]]:
-    """Boxes with the names of what is sent, where a rank sends the same to all in a round."""
+    """Return boxes with the names of data that a rank sends alike to all in a round."""
     sent: defaultdict[tuple[int, int, int], dict[int, set[Transfer]]] = defaultdict(lambda: defaultdict(set))
     for t in between:
         sent[t.round, t.hop, t.source][t.destination].add(t)
@@ -143,7 +157,7 @@ def _listed(names: list[str], most: int = 8) -> str:
 
 
 def _short(names: list[str]) -> str:
-    """Names for a small box: one, a range of numbers, or how many."""
+    """Return names for a small box: one, a range of numbers, or how many."""
     if len(names) == 1:
         return names[0]
     if all(n.isdigit() for n in names):

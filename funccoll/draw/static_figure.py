@@ -1,6 +1,6 @@
-"""The static renderer: a scene as SVG or PNG by matplotlib, with its object-oriented interface alone.
+"""The static renderer: a scene as SVG or PNG by matplotlib, through its object-oriented interface.
 
-Equal scenes give equal bytes: matplotlib's own defaults apply, whatever the user has set, and are put back.
+Equal scenes give equal bytes: matplotlib's own defaults apply, whatever you have set, and your settings are put back.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _FONT = "DejaVu Sans"  # in every installation of matplotlib
 _EDGE = 0.14  # inches around everything
 _TITLE = 8.5  # inches that a panel's title may take; a longer one is cut to the page
 _RENDERING = threading.Lock()
-"""Held while matplotlib's settings, which all threads share, are ours."""
+"""Held while matplotlib's settings are ours. All threads share them."""
 _LINE = 1.35  # of a text's size, from line to line
 
 
 def svg_text(scene: Scene, theme: Theme, inline: bool = False) -> str:
-    """The scene as SVG: a file, whose texts are outlines, or smaller, with plain texts, to stand inline in HTML.
+    """Return the scene as SVG: a file with outlines as texts, or smaller, with plain texts, for use inline in HTML.
 
     Raises MissingPackageError without matplotlib.
     """
@@ -57,7 +57,7 @@ def svg_text(scene: Scene, theme: Theme, inline: bool = False) -> str:
 
 
 def png_bytes(scene: Scene, theme: Theme, dpi: float = 150, colours: int = 0, most: float = math.inf) -> bytes:
-    """The scene as PNG, at most `most` pixels wide, with `colours` in a palette if given.
+    """Return the scene as PNG, at most `most` pixels wide, with `colours` in a palette if given.
 
     Raises MissingPackageError without matplotlib.
     """
@@ -90,7 +90,7 @@ def _own_settings(svg_texts: str = "path") -> Iterator[None]:
         import matplotlib
     except ImportError as error:
         raise missing("matplotlib", error) from error
-    # matplotlib.style would do it, and imports pyplot; the backend is the user's, and not put back by rc_context.
+    # matplotlib.style would do it, but imports pyplot. The backend is yours, and rc_context does not put it back.
     own: Any = {name: value for name, value in matplotlib.rcParamsDefault.items() if not name.startswith("backend")}
     with _RENDERING, matplotlib.rc_context({**own, "svg.hashsalt": "funccoll", "svg.fonttype": svg_texts}):
         yield
@@ -98,7 +98,7 @@ def _own_settings(svg_texts: str = "path") -> Iterator[None]:
 
 @lru_cache(maxsize=4096)
 def _measured(text: str, size: float, bold: bool = False) -> float:
-    """The width of a text in inches."""
+    """Return the width of a text in inches."""
     from matplotlib.textpath import text_to_path
 
     return text_to_path.get_text_width_height_descent(text, _font(size, bold), ismath=False)[0] / 72
@@ -115,7 +115,7 @@ def _font(size: float, bold: bool = False) -> Any:
 
 
 def page(scene: Scene, theme: Theme) -> Any:
-    """The scene as a matplotlib Figure without a canvas."""
+    """Return the scene as a matplotlib Figure without a canvas."""
     from matplotlib.figure import Figure
 
     panels = scene.static_panels
@@ -169,7 +169,7 @@ def page(scene: Scene, theme: Theme) -> Any:
 
 
 def _margins(panel: Panel) -> tuple[float, float, float, float]:
-    """Room around the area of a panel, in inches: left, right, top, bottom."""
+    """Return the room around the area of a panel, in inches: left, right, top, bottom."""
     ys = [_measured(text, TICK_SIZE) for _, text in visible_ticks(panel.y, panel.height, False)]
     xs = visible_ticks(panel.x, panel.width, True)
     left = max(ys, default=0.0) + 0.1 + (LABEL_SIZE * 1.5 / 72 if panel.y.label else 0)
@@ -181,14 +181,14 @@ def _margins(panel: Panel) -> tuple[float, float, float, float]:
         left = max(left, _measured(xs[0][1], TICK_SIZE) / 2 - _part(panel.x, xs[0][0]) * panel.width)
     bottom = 0.1 + (TICK_SIZE * 1.5 / 72 if xs else 0) + (LABEL_SIZE * 1.5 / 72 if panel.x.label else 0)
     top = PANEL_TITLE_SIZE * 1.6 / 72 if panel.title else 0.02
-    over, above = (  # of labels that are longer than their axis
+    over, above = (  # for labels that are longer than their axis
         (_measured(axis.label, LABEL_SIZE) - length) / 2 for axis, length in ((panel.x, panel.width), (panel.y, panel.height))
     )
     return max(left, over + 0.03), max(right, over + 0.03), max(top, above + 0.03), max(bottom, above + 0.03)
 
 
 def _cut(title: str, room: float) -> str:
-    """A panel's title, cut where it is wider than the page."""
+    """Return a panel's title, cut if it is wider than the page."""
     if _measured(title, PANEL_TITLE_SIZE, True) <= room - 1.0:
         return title
     fits = (n for n in range(len(title), 0, -1) if _measured(title[:n] + "…", PANEL_TITLE_SIZE, True) <= room - 1.0)
@@ -196,7 +196,7 @@ def _cut(title: str, room: float) -> str:
 
 
 def _part(axis: Axis, value: float) -> float:
-    """The place of a value on its axis, from 0 to 1."""
+    """Return the place of a value on its axis, from 0 to 1."""
     if axis.log:
         return math.log(value / axis.lower) / math.log(axis.upper / axis.lower)
     return (value - axis.lower) / (axis.upper - axis.lower)
@@ -308,7 +308,7 @@ def _boxes(axes: Any, mark: Boxes, panel: Panel, theme: Theme, order: float) -> 
 
 
 def _inside(axes: Any, x: float, y: float, text: str, wide: float, tall: float, colour: str, order: float) -> None:
-    """A text in a box, in the largest size that fits; none if none does."""
+    """Draw a text in a box, in the largest size that fits. Draws none if none does."""
     lines = text.split("\n")
     for size in (8.0, 7.0, 6.0, 5.0, 4.5) if text else ():
         least = max(map(len, lines)) * size * 0.25 / 72  # a quick answer for the many boxes that are far too small

@@ -1,8 +1,8 @@
 """Themes: the colours of drawings on light and on dark pages, by role, and their contrast.
 
-A scene names colours by role, so one scene is rendered in any theme: "surface", "ink", "muted", "grid", "band", "accent"; "c3",
-the fourth colour of the palette; "r0.25", a quarter along the ramp; "s0.5", half way from the band to the accent; "tX",
-a tint of any of them, on which text is written.
+A scene names colours by role, so one scene is rendered in any theme. Roles are "surface", "ink", "muted", "grid", "band" and
+"accent". "c3" is the fourth colour of the palette, "r0.25" a quarter along the ramp, and "s0.5" half way from the band to the
+accent. "tX" is a tint of any of them, on which text is written.
 
 Sources: Okabe and Ito, "Color Universal Design", 2008 (the palette); Smith and van der Walt, viridis, 2015 (the ramp);
 Ottosson, OKLab, 2020 (shades); WCAG 2.2, success criterion 1.4.3 (contrast).
@@ -20,7 +20,7 @@ from ..errors import DrawingError
 __all__ = ["LEAST_CONTRAST", "PALETTE", "THEMES", "Theme", "contrast", "find_theme", "series"]
 
 LEAST_CONTRAST = 4.5
-"""Contrast of text that WCAG's level AA asks for."""
+"""The contrast of text that WCAG's level AA requires."""
 
 _BLUE, _VERMILLION, _GREEN, _PURPLE, _ORANGE, _SKY, _YELLOW = (
     "#0072b2",
@@ -32,7 +32,7 @@ _BLUE, _VERMILLION, _GREEN, _PURPLE, _ORANGE, _SKY, _YELLOW = (
     "#f0e442",
 )
 PALETTE = 8
-"""Colours that are told apart by hue; more of them come from the ramp."""
+"""Colours that differ in hue. If more are needed, they come from the ramp."""
 _VIRIDIS = (
     "#440154",
     "#482475",
@@ -50,7 +50,7 @@ _VIRIDIS = (
 
 @dataclass(frozen=True)
 class Theme:
-    """The colours of one theme; `ramp` is the part of viridis that shows on its page."""
+    """The colours of one theme. `ramp` is the part of viridis that shows on its page."""
 
     name: str
     surface: str
@@ -63,11 +63,11 @@ class Theme:
     ramp: tuple[float, float]
 
     def colour(self, role: str) -> str:
-        """The colour of a role, as "#rrggbb"."""
+        """Return the colour of a role, as "#rrggbb"."""
         return _colour(self, role)
 
     def text_on(self, role: str) -> str:
-        """The colour of text on a colour: black or white, of which one always has the contrast that text needs."""
+        """Return the colour of text on a colour: black or white. One of them always has the contrast that text needs."""
         fill = self.colour(role)
         return max(("#000000", "#ffffff"), key=lambda c: contrast(c, fill))
 
@@ -99,11 +99,14 @@ THEMES = {
         ),
     )
 }
-"""The themes by name. Yellow on a light page is darkened, blue on a dark one lightened: both would hardly show."""
+"""The themes by name.
+
+Yellow on a light page is darkened, and blue on a dark one lightened. Otherwise both would hardly show.
+"""
 
 
 def find_theme(name: str | None = None) -> Theme:
-    """The theme of a name; None stands for the environment's FUNCCOLL_THEME, and that for "light". Raises DrawingError."""
+    """Return the theme of a name. None stands for FUNCCOLL_THEME, and that for "light". Raises DrawingError."""
     where = "theme" if name is not None else config.THEME
     chosen = name if name is not None else config.THEME.read()
     if not isinstance(chosen, str) or chosen not in THEMES:
@@ -114,12 +117,12 @@ def find_theme(name: str | None = None) -> Theme:
 
 
 def series(i: int, n: int) -> str:
-    """The role of the i-th of n things: a colour of the palette, or with more things a place on the ramp."""
+    """Return the role of the i-th of n things: a colour of the palette, or, for more things, a place on the ramp."""
     return f"c{i % PALETTE}" if n <= PALETTE else f"r{i / (n - 1):.3f}"
 
 
 def contrast(one: str, other: str) -> float:
-    """Contrast of two colours after WCAG, from 1 to 21."""
+    """Return the contrast of two colours after WCAG, from 1 to 21."""
     light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
 
@@ -144,7 +147,7 @@ def _colour(theme: Theme, role: str) -> str:
 
 
 def _linear(colour: str) -> list[float]:
-    """Red, green and blue from 0 to 1, proportional to light."""
+    """Return red, green and blue from 0 to 1, proportional to light."""
     values = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
     return [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in values]
 
@@ -167,7 +170,10 @@ _FROM_CONES = (
 
 
 def _blend(one: str, other: str, part: float) -> str:
-    """A colour between two. OKLab is linear in the cube roots of the cones' responses, so that a blend is one there."""
+    """Return a colour between two.
+
+    OKLab is linear in the cube roots of the cones' responses. So a blend is linear there.
+    """
     cones = [[sum(w * v for w, v in zip(row, _linear(c), strict=True)) ** (1 / 3) for row in _TO_CONES] for c in (one, other)]
     mixed = [(a + (b - a) * part) ** 3 for a, b in zip(*cones, strict=True)]
     out = []

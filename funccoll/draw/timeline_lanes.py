@@ -23,19 +23,29 @@ _COMPUTE = ACTIVITIES.index("compute")
 _RANKS, _SPANS = 64, 3000
 """The most ranks, and spans, that are drawn one by one."""
 _EDGED = 24
-"""The most spans of a rank that have outlines, which tell neighbours of one activity apart."""
+"""The most spans of a rank that have outlines. Outlines separate neighbours of one activity."""
 _NARROW = 0.004
-"""The part of the axis below which a span's outline has its own colour: one of the page's would cover it."""
+"""The part of the axis below which a span's outline has its own colour. One of the page's colour would cover it."""
 _LANES, _BINS = 32, 160
 """Lanes and intervals of the summary form."""
 
 
 def timelines(*timelines: Timeline, theme: str | None = None) -> Drawing:
-    """Draw timelines, simulated or measured, one under the other on one axis of time: ranks as lanes, activities by colour.
-    Computing in the four named scopes that take longest has colours of its own.
+    """Draw timelines, simulated or measured, one under the other on one axis of time.
 
-    Every timeline begins at 0. One of more than 64 ranks, or 3,000 spans, is drawn in intervals, each with the activity
-    that takes most of it, which the drawing says. Raises DrawingError for none, and for what is not a Timeline.
+    Ranks are lanes, and activities have colours. Computing in the four named scopes that take longest has colours of its own.
+    Every timeline begins at 0. One of more than 64 ranks, or 3,000 spans, is drawn in intervals, each with the activity that
+    takes most of it. The drawing then says so.
+
+    Args:
+        *timelines: One or more Timelines, as `Simulation.timeline` and `Profile.timeline` return them.
+        theme: "light", "dark", or None for FUNCCOLL_THEME.
+
+    Returns:
+        A `Drawing`.
+
+    Raises:
+        DrawingError: If you pass none, or something that is not a Timeline.
     """
     if not timelines:
         raise DrawingError("timelines() draws Timelines, and none was given: Simulation.timeline() makes one.")
@@ -59,7 +69,7 @@ def timelines(*timelines: Timeline, theme: str | None = None) -> Drawing:
 
 
 def _scopes(timelines: Sequence[Timeline]) -> list[str]:
-    """The outermost named scopes that computed longest, in the order of their first spans."""
+    """Return the outermost named scopes that computed longest, in the order of their first spans."""
     seconds: dict[str, float] = {}
     for timeline in timelines:
         lengths = np.bincount(timeline.text, np.where(timeline.activity == _COMPUTE, timeline.end - timeline.start, 0.0))
@@ -75,7 +85,7 @@ def _scope(timeline: Timeline, text: int) -> str:
 
 
 def _doing(timeline: Timeline, what: Sequence[str]) -> np.ndarray:
-    """int[spans]: the index in `what` of each span's activity, of computing that of its named scope."""
+    """Return, for each span, the index in `what` of its activity. For computing, it is that of its named scope."""
     of_text = [f"compute: {_scope(timeline, number)}" for number in range(len(timeline.texts))]
     found = np.array([what.index(name) if name in what else _COMPUTE for name in of_text] or [0])
     return np.where(timeline.activity == _COMPUTE, found[timeline.text], timeline.activity)
@@ -106,7 +116,7 @@ def _panel(timeline: Timeline, doing: np.ndarray, what: Sequence[str], seconds: 
 
 
 def _single(timeline: Timeline, doing: np.ndarray, seconds: float) -> Boxes:
-    """A box for each span, waits below the others; those of several channels share the rank's lane."""
+    """Return a box for each span, waits below the others. Spans of several channels share the rank's lane."""
     nchannels = 1 + int(timeline.channel.max(initial=0))
     boxes = []
     for span, i in sorted(zip(timeline, doing.tolist(), strict=True), key=lambda found: found[0].activity != "wait"):
@@ -124,7 +134,7 @@ def _single(timeline: Timeline, doing: np.ndarray, seconds: float) -> Boxes:
 
 
 def _binned(timeline: Timeline, doing: np.ndarray, what: Sequence[str], lanes: Lanes) -> tuple[Boxes, int]:
-    """A box for each run of intervals in which a lane spends most time on one activity."""
+    """Return a box for each run of intervals in which a lane spends most time on one activity."""
     total = _time_in_bins(timeline, doing, len(what), lanes)
     most = np.where(total.any(axis=0), total.argmax(axis=0), -1)  # lane, bin
     width = timeline.seconds / _BINS
@@ -141,12 +151,15 @@ def _binned(timeline: Timeline, doing: np.ndarray, what: Sequence[str], lanes: L
 
 
 def _time_in_bins(timeline: Timeline, doing: np.ndarray, count: int, lanes: Lanes) -> np.ndarray:
-    """float64[count, lanes, bins]: intervals that the ranks of a lane spend on each thing in each interval."""
+    """Return the time, in intervals, that the ranks of a lane spend on each thing in each interval.
+
+    The result is float64[count, lanes, bins].
+    """
     seconds = timeline.seconds or 1.0
     begin, end = (np.clip(t / seconds * _BINS, 0, _BINS) for t in (timeline.start, timeline.end))
     first, last = np.minimum(begin.astype(int), _BINS - 1), np.minimum(end.astype(int), _BINS - 1)
     lane = timeline.rank // lanes.each
-    # Whole intervals as differences of a running sum, and the parts of the first and the last one.
+    # Whole intervals are differences of a running sum. The first and the last interval add their parts.
     total = np.zeros((count, len(lanes), _BINS))
     steps = np.zeros((count, len(lanes), _BINS + 1))
     one = first == last

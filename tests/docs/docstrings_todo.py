@@ -2,17 +2,5 @@
 
 # fmt: off
 TODO: dict[str, set[str]] = {
-    "draw": {
-        "Drawing",
-        "buckets",
-        "chunk_table",
-        "costs",
-        "draw_schedule",
-        "link_matrix",
-        "program",
-        "sharding",
-        "space_time",
-        "timelines",
-    },
 }
 # fmt: on
