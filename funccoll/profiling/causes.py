@@ -1,9 +1,9 @@
-"""Blame: which rank, doing what, caused the time that ranks spent waiting.
+"""Blame: the rank, and its work, that caused the time that ranks spent waiting.
 
-A rank A waits for a counter of rank B, and B's record has the moment at which B set it. Until then the cause is what B did
-meanwhile, where B waited itself the cause of that, and so on, over any communicators: a wait ends after the signal that ends it
-was sent, so these chains end. After the signal A was late to notice it. A thread that is ready and gets no processor, because
-others have it, is not a rank's doing: such time is the machine's. So is what recording itself takes.
+A rank A waits for a counter of rank B. B's record has the moment at which B set it. Until then the cause is what B did
+meanwhile. If B itself waited, the cause is the cause of that wait, and so on, over any communicators. A wait ends after the
+signal that ends it was sent, so these chains end. After the signal, A was late to notice it. A thread that is ready may get no
+processor, because others have it. That is not a rank's doing: such time is the machine's. So is what recording itself takes.
 """
 
 from __future__ import annotations
@@ -23,44 +23,47 @@ LEAST_SECONDS, TIMES_THE_NEXT = 0.05, 3.0
 """A rank is named when it has caused as many seconds of waiting, and as many times the next rank's."""
 
 _SHORT_NS = 10_000
-"""Shorter waits are not looked into: the rank that was waited for has caused them."""
+"""Shorter waits are not searched: the awaited rank has caused them."""
 _LATE_NS = 5_000_000
-"""A thread that notices a signal this much later, though it could have had a processor, was stopped."""
+"""A thread was stopped if it notices a signal this much later, although it could have had a processor."""
 _DEEPEST = 200
 _VERBS = {WAIT: "waiting", MOVE: "moving data", REDUCE: "reducing", COMPUTE: "computing"}
 
 
 class Cause(NamedTuple):
-    """Waiting that one rank has caused by one thing that it did."""
+    """Waiting that one rank has caused by one activity. `Blame.causes` has them."""
 
     seconds: float
     rank: int
     doing: str
-    """Words for what it did."""
+    """The activity, as text."""
     source: str
-    """The user's line; empty where there is none."""
+    """Your line, or an empty text if there is none."""
     machine: bool = False
-    """True where the rank was ready and had no processor, or recorded the profile."""
+    """True if the rank was ready and had no processor, or recorded the profile."""
 
 
 @dataclass(frozen=True, eq=False)
 class Blame:
-    """The waiting of all ranks: for which rank, and what caused it."""
+    """The waiting of all ranks: the ranks they waited for, and the causes. `Profile.blame` has it."""
 
     waited: np.ndarray
-    """float64[ranks, ranks]: seconds that the row's rank waited for the column's."""
+    """float64[ranks, ranks]: the seconds that the row's rank waited for the column's."""
     caused: np.ndarray
-    """float64[ranks, ranks]: seconds of the row's waiting that the column's rank caused."""
+    """float64[ranks, ranks]: the seconds of the row's waiting that the column's rank caused."""
     causes: Sequence[Cause]
     """All causes, the largest first."""
     machine: float
-    """Seconds of waiting in which ranks were ready and had no processor, or recorded the profile; not in `caused`."""
+    """The seconds of waiting in which ranks were ready and had no processor, or recorded the profile.
+
+    They are not in `caused`.
+    """
     unknown: float
-    """Seconds of waiting for ranks without a record; they are not in `caused`."""
+    """The seconds of waiting for ranks without a record. They are not in `caused`."""
 
     @property
     def totals(self) -> np.ndarray:
-        """float64[ranks]: seconds of waiting that each rank caused."""
+        """float64[ranks]: the seconds of waiting that each rank caused."""
         return self.caused.sum(axis=0)
 
     @property
@@ -70,7 +73,7 @@ class Blame:
 
     @property
     def named(self) -> int | None:
-        """The rank that caused the waiting: at least 0.05 s, and 3 times as much as the next one; None when none did."""
+        """The rank that caused the waiting: at least 0.05 s, and 3 times as much as the next one. None if no rank did."""
         totals = np.sort(self.totals)[::-1]
         if not len(totals) or totals[0] < LEAST_SECONDS or (len(totals) > 1 and totals[0] < TIMES_THE_NEXT * totals[1]):
             return None
@@ -78,7 +81,7 @@ class Blame:
 
 
 def blame_of(records: Sequence[RankRecord], nranks: int) -> Blame:
-    """The causes of all waiting in the records of `nranks` ranks, some of which may be missing."""
+    """Return the causes of all waiting in the records of `nranks` ranks. Some records may be missing."""
     search = _Search(records)
     waited, caused = np.zeros((nranks, nranks)), np.zeros((nranks, nranks))
     found: defaultdict[tuple[int, str, str, bool], int] = defaultdict(int)
@@ -108,7 +111,7 @@ def blame_of(records: Sequence[RankRecord], nranks: int) -> Blame:
 class _Share(NamedTuple):
     nanoseconds: int
     rank: int
-    """-1 when it is not known."""
+    """-1 if it is not known."""
     doing: str
     source: str
     machine: bool = False
@@ -129,13 +132,13 @@ class _Search:
         self._signals = {counter: [_in_order(*signal) for signal in found] for counter, found in signals.items()}
 
     def _signal(self, thread: ThreadRecord, i: int) -> tuple[int | None, ThreadRecord | None]:
-        """The moment at which the counter of a wait reached its value, if that is known, and the thread which sets it."""
+        """Return the moment at which the counter of a wait reached its value, if known, and the thread that sets it."""
         best: tuple[int | None, ThreadRecord | None] = None, None
         for values, times, whose in self._signals.get(int(thread.counter[i]), ()):
             if whose.rank != thread.peer[i]:
                 continue
             k = int(np.searchsorted(values, thread.detail[i]))
-            # One that came after the wait had ended is of another job of this process, whose counters begin anew.
+            # A signal after the end of the wait belongs to another job of this process, with new counters.
             if k < len(values) and times[k] <= thread.end[i] + _SHORT_NS and (best[0] is None or times[k] < best[0]):
                 best = int(times[k]), whose
             elif best[1] is None:
@@ -145,7 +148,7 @@ class _Search:
         return best
 
     def wait(self, thread: ThreadRecord, i: int, low: int, high: int, depth: int = 0) -> Iterator[_Share]:
-        """The causes of a wait between two moments."""
+        """Yield the causes of a wait between two moments."""
         moment, peer = self._signal(thread, i)
         until = high if moment is None else min(max(moment, low), high)
         if until > low:
@@ -164,7 +167,7 @@ class _Search:
             yield _Share(late - machine, thread.rank, "stopped in a wait", thread.texts[thread.text[i]][1])
 
     def doings(self, thread: ThreadRecord, low: int, high: int, depth: int) -> Iterator[_Share]:
-        """The causes of what a thread did not do between two moments."""
+        """Yield the causes of what a thread did not do between two moments."""
         i = int(np.searchsorted(thread.start, low, "right")) - 1
         at, n = low, len(thread.start)
         while at < high:
@@ -173,7 +176,7 @@ class _Search:
                 yield from self._span(thread, i, at, to, depth)
             else:
                 to = min(high, int(thread.start[i + 1])) if i + 1 < n else high
-                if to > at:  # not so where a span lies inside the one before it: a record is written during a computation
+                if to > at:  # not so if a span lies inside the one before it: a record is written during a computation
                     yield from self._gap(thread, i, at, to)
                 i += 1
             at = max(to, at)
@@ -192,15 +195,15 @@ class _Search:
         elif kind == BOOKKEEPING:
             without = duration if duration < _LATE_NS else 0
         else:
-            # A thread that sleeps or was stopped has no processor either, but does not wait for one.
+            # A thread that sleeps or was stopped has no processor either, but it does not wait for one.
             without = min(int(thread.detail[i]), _without(thread, int(thread.start[i]), int(thread.end[i])))
         doing = label if kind in (COMPUTE, COMPILE, RECORDED) else _VERBS.get(kind, "in a collective")
         yield from _shares(thread.rank, doing, source, high - low, without / duration if duration else 0.0)
 
     def _gap(self, thread: ThreadRecord, i: int, low: int, high: int) -> Iterator[_Share]:
-        """Between two spans, or before the first, or behind the last."""
+        """Yield the causes between two spans, or before the first, or behind the last."""
         record = self._records[thread.rank]
-        if low < record.begin_ns:  # what it was doing was not recorded
+        if low < record.begin_ns:  # its work then was not recorded
             to, source = min(high, record.begin_ns), str(record.head.get("begun_at", ""))
             entered = ", which it entered at" if source else ", which it entered later"
             yield _Share(to - low, thread.rank, f"not yet in the profile{entered}", source)
@@ -239,7 +242,7 @@ def _in_order(values: np.ndarray, times: np.ndarray, thread: ThreadRecord) -> tu
 
 
 def _without(thread: ThreadRecord, begin: int, end: int) -> int:
-    """Nanoseconds between two moments in which a thread was ready and had no processor, at most."""
+    """Return an upper bound of the nanoseconds between two moments in which a thread was ready and had no processor."""
     samples = thread.samples
     if not len(samples):
         return 0
@@ -249,7 +252,7 @@ def _without(thread: ThreadRecord, begin: int, end: int) -> int:
 
 
 def _line_after(record: RankRecord, thread: ThreadRecord, moment: int) -> str:
-    """The user's line of the first call that begins at a moment or later; empty when there is none."""
+    """Return your line of the first call that begins at a moment or later, or an empty text."""
     i = int(np.searchsorted(thread.calls[:, 0], moment, "left"))
     return _line(record, int(thread.calls[i, 3])) if i < len(thread.calls) else ""
 

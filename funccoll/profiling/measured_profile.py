@@ -32,8 +32,11 @@ from .rank_record import (
 __all__ = ["SPLIT", "CompiledFunction", "ComputedLine", "Profile", "runs_of"]
 
 SPLIT = ("waiting", "moving", "reducing", "computing", "compiling", "outside")
-"""The parts of a rank's time. Compiling: tracing and compiling functions, kernels too. Outside: before, between and after the
-calls of compiled functions."""
+"""The parts of a rank's time.
+
+Compiling is tracing and compiling functions, kernels too. Outside is the time before, between and after the calls of compiled
+functions.
+"""
 _MOST_RANKS = 16
 _ACTIVITY_OF = np.array([{BOOKKEEPING: MOVE, RECORDED: -1, COMPILE: COMPUTE}.get(kind, kind) for kind in KINDS], np.int8)
 """The activity of a Timeline that shows a kind of spans, or -1."""
@@ -60,7 +63,7 @@ def runs_of(directory: str | os.PathLike[str]) -> list[Path]:
     if not found:
         raise ProfileError(
             f"no profile was recorded into {place}: none of its folders has a file rank-0.jsonl. Run the program with "
-            f"FUNCCOLL_PROFILE={place}, or call what is to be recorded within `with fc.profile({str(place)!r}):`."
+            f"FUNCCOLL_PROFILE={place}, or make the calls to record within `with fc.profile({str(place)!r}):`."
         )
     return [folder for _, folder in sorted(found)]
 
@@ -72,33 +75,33 @@ def _parts(folder: Path) -> list[Path]:
 def _begin(part: Path) -> int:
     try:
         return int(read_head(part)["time_ns"])
-    except ProfileError:  # it is told when that run is loaded
+    except ProfileError:  # loading that run reports it
         return part.stat().st_mtime_ns
 
 
 class ComputedLine(NamedTuple):
-    """One line of the user's, with its named scope, in the computing of all ranks."""
+    """One line of your code, with its named scope, in the computing of all ranks."""
 
     seconds: float
     operations: int
-    """The operations of it in all programs of a rank."""
+    """The number of its operations in all programs of a rank."""
     source: str
 
 
 class CompiledFunction(NamedTuple):
-    """One function, by the line of the user's that called it, in the compiling of all ranks."""
+    """One function, by the line of your code that called it, in the compiling of all ranks."""
 
     seconds: float
     times: int
-    """How often a rank compiled it: the most of all ranks."""
+    """The number of times a rank compiled it: the most of all ranks."""
     label: str
     source: str
 
 
 class Profile:
-    """A measured profile: what every rank of a run did when. `Profile.load(directory)` reads one.
+    """A measured profile: what every rank of a run did, and when. `Profile.load` reads one.
 
-    Times are in seconds. `records` has each rank's own part; `notes` says what is missing or damaged.
+    Times are in seconds. `records` has each rank's own part. `notes` has sentences about missing or damaged parts.
     """
 
     def __init__(self, records: Sequence[RankRecord], name: str = ""):
@@ -119,10 +122,19 @@ class Profile:
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str], run: str | None = None) -> Profile:
-        """The newest run that was recorded into a directory, or the one of this name (that of its folder).
+        """Read a run that was recorded into a directory.
 
-        Raises ProfileError when there is none, and when a file is not what it should be; what a killed process has left in
-        the middle is read up to there.
+        The record of a killed process may end in the middle. It is read up to there.
+
+        Args:
+            directory: The directory of `fc.profile`, or the folder of one run.
+            run: The name of the run's folder. None takes the newest.
+
+        Returns:
+            A `Profile`.
+
+        Raises:
+            ProfileError: If there is no such run, or a file does not have its format.
         """
         found = runs_of(directory)
         chosen = [folder for folder in found if run in (None, folder.name)]
@@ -134,19 +146,19 @@ class Profile:
 
     @cached_property
     def _origin(self) -> int:
-        """The moment from which times count: the first that any rank did, or its profile's beginning."""
+        """The moment from which times count: the first thing that any rank did, or its profile's beginning."""
         firsts = [thread.known[0] for record in self.records for thread in record.threads if thread.known]
         return min(firsts, default=min(record.begin_ns for record in self.records))
 
     @property
     def seconds(self) -> float:
-        """Seconds from the first thing that a rank did to the last one."""
+        """The seconds from the first thing that a rank did to the last one."""
         lasts = [thread.known[1] for record in self.records for thread in record.threads if thread.known]
         return (max(lasts, default=self._origin) - self._origin) / 1e9
 
     @cached_property
     def split(self) -> np.ndarray:
-        """float64[ranks, 6]: seconds of each rank in each part of SPLIT; those of several threads add up."""
+        """float64[ranks, 6]: the seconds of each rank in each part of SPLIT. Those of several threads add up."""
         total = np.zeros((self.nranks, len(SPLIT)))
         for record in self.records:
             for thread in record.threads:
@@ -155,7 +167,7 @@ class Profile:
 
     @cached_property
     def lines(self) -> list[ComputedLine]:
-        """The user's lines that computed, the one that took longest first; all ranks and threads together."""
+        """The lines of your code that computed, the one that took longest first. All ranks and threads are together."""
         seconds, operations = dict[str, float](), dict[str, int]()
         for thread, kinds in self._by_text():
             for (label, source), row in zip(thread.texts, kinds, strict=True):
@@ -174,7 +186,7 @@ class Profile:
 
     @cached_property
     def compiled(self) -> list[CompiledFunction]:
-        """The functions that were compiled, the one that took longest first; all ranks and threads together."""
+        """The functions that were compiled, the one that took longest first. All ranks and threads are together."""
         seconds, times = dict[tuple[str, str], float](), dict[tuple[str, str], int]()
         for record in self.records:
             own = dict[tuple[str, str], int]()
@@ -189,7 +201,7 @@ class Profile:
 
     @cached_property
     def scopes(self) -> dict[str, np.ndarray]:
-        """By named scope ("" for what is in none) float64[4]: seconds of the first parts of SPLIT, of all ranks together."""
+        """By named scope ("" outside of any) float64[4]: the seconds of the first parts of SPLIT, of all ranks together."""
         found: dict[str, np.ndarray] = {}
         for thread, kinds in self._by_text():
             for (_, source), row in zip(thread.texts, kinds, strict=True):
@@ -199,7 +211,10 @@ class Profile:
         return dict(sorted(found.items(), key=lambda item: -item[1].sum()))
 
     def _by_text(self) -> Iterator[tuple[ThreadRecord, np.ndarray]]:
-        """Each thread, and float64[texts, 5]: seconds of each kind of spans up to BOOKKEEPING, which is moving as well."""
+        """Yield each thread, and float64[texts, 5]: the seconds of each kind of spans up to BOOKKEEPING.
+
+        BOOKKEEPING counts as moving.
+        """
         for record in self.records:
             for thread in record.threads:
                 kinds = np.zeros((len(thread.texts), BOOKKEEPING + 1))
@@ -210,13 +225,19 @@ class Profile:
 
     @cached_property
     def blame(self) -> Blame:
-        """Causes of the waiting."""
+        """The causes of the waiting."""
         return blame_of(self.records, self.nranks)
 
     def timeline(self, every_instruction: bool = False) -> Timeline:
-        """All waits, moves, reductions, compute segments and compilations as a Timeline; a rank's threads are its channels.
+        """Return all waits, moves, reductions, compute segments and compilations as a Timeline.
 
-        With `every_instruction` also those that only write or compare a few words, as moves.
+        A rank's threads are its channels.
+
+        Args:
+            every_instruction: True also shows instructions that only write or compare a few words, as moves.
+
+        Returns:
+            A `Timeline`.
         """
         columns: list[list[np.ndarray]] = [[] for _ in range(7)]
         texts: dict[tuple[str, str], int] = {}
@@ -251,11 +272,19 @@ class Profile:
         )
 
     def to_perfetto(self, path: str | os.PathLike[str] | None = None, every_instruction: bool = False) -> str:
-        """`Timeline.to_perfetto` of the timeline."""
+        """Return the timeline for Perfetto and chrome://tracing.
+
+        Args:
+            path: The file to write, or None for no file.
+            every_instruction: As in `timeline`.
+
+        Returns:
+            The text of the trace.
+        """
         return self.timeline(every_instruction).to_perfetto(path)
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures of the profile as plain values, for JSON."""
+        """Return the figures of the profile as plain values, for JSON."""
         blame = self.blame
         return {
             "profile": self.name,
@@ -277,7 +306,7 @@ class Profile:
     # ------------------------------------------------------------ words
 
     def verdict(self) -> str:
-        """The rank that caused the waiting, or that none did, in a sentence."""
+        """Return a sentence with the rank that caused the waiting, or that no rank did."""
         blame = self.blame
         if blame.named is None:
             most = f"; rank {blame.ranking[0]} caused most, {seconds_text(max(blame.totals))}" if blame.totals.any() else ""
@@ -290,7 +319,7 @@ class Profile:
         )
 
     def split_rows(self) -> list[tuple[str, ...]]:
-        """Cells of the table of each rank's time: the rank, the parts of SPLIT, and what it caused."""
+        """Return the cells of the table of each rank's time: the rank, the parts of SPLIT, and the waiting it caused."""
         totals = self.blame.totals
         return [
             (str(rank), *(seconds_text(s) for s in row), seconds_text(totals[rank]))
@@ -316,7 +345,7 @@ class Profile:
 
 
 def _align(records: Sequence[RankRecord]) -> None:
-    """Shift all times to the first rank's clock: all processes of one boot, and time namespace, have the same one."""
+    """Shift all times to the first rank's clock. All processes of one boot, and time namespace, have the same one."""
     first = records[0].head
     for record in records[1:]:
         head = record.head
@@ -326,12 +355,12 @@ def _align(records: Sequence[RankRecord]) -> None:
 
 
 def _split(thread: ThreadRecord, origin: int) -> np.ndarray:
-    """Seconds of a thread in each part of SPLIT."""
+    """Return the seconds of a thread in each part of SPLIT."""
     length = thread.end - thread.start
     parts = np.zeros(len(SPLIT))
     for kind, part in ((WAIT, 0), (MOVE, 1), (BOOKKEEPING, 1), (REDUCE, 2), (COMPUTE, 3), (COMPILE, 4)):
         parts[part] += length[thread.kind == kind].sum()
-    # Programs call one another never, so that of two that overlap one was interrupted by a signal handler.
+    # Programs never call one another. If two overlap, a signal handler interrupted one of them.
     inside = np.searchsorted(thread.programs[:, 0], thread.start, "right") - 1
     covered = (inside >= 0) & (thread.kind != COMPUTE)
     covered[covered] = thread.end[covered] <= thread.programs[inside[covered], 1]

@@ -1,7 +1,7 @@
-"""Files of a measured profile, read back: for each rank its threads, and for each thread what it did when.
+"""Files of a measured profile, read back: the threads of each rank, and what each thread did when.
 
-Times are nanoseconds of the first rank's clock. On one host all processes have one clock; ranks of other hosts are shifted by
-the difference that their heads tell between that clock and the time of day.
+Times are nanoseconds of the first rank's clock. On one host all processes have one clock. Ranks of other hosts are shifted by
+the difference between that clock and the time of day, which their heads contain.
 """
 
 from __future__ import annotations
@@ -35,8 +35,11 @@ __all__ = [
 ]
 
 KINDS = WAIT, MOVE, REDUCE, COMPUTE, BOOKKEEPING, RECORDED, COMPILE = range(7)
-"""Kinds of spans: the activities of a Timeline, instructions which only write or compare a few words, what recording itself
-took, and tracing and compiling a function, its kernels too."""
+"""Kinds of spans.
+
+They are the activities of a Timeline, instructions that only write or compare a few words, what recording itself took, and
+tracing and compiling a function, its kernels too.
+"""
 _KIND_OF = {"WAIT": WAIT, "COPY": MOVE, "STAGE": MOVE, "BIND_ARG": MOVE, "COMBINE": REDUCE}
 _MOST_WORDS = 1 << 26
 
@@ -55,26 +58,28 @@ class ThreadRecord:
     kind: np.ndarray
     """int8: one of KINDS."""
     peer: np.ndarray
-    """int32: the rank that was waited for or read from, or -1."""
+    """int32: the rank that was awaited or read from, or -1."""
     counter: np.ndarray
-    """int64: of waits and signals the counter, by its place in the job's memory; else -1."""
+    """int64: the counter of a wait or signal, by its place in the job's memory, else -1."""
     detail: np.ndarray
-    """int64: of waits and signals the counter's value, of others the nanoseconds without a processor."""
+    """int64: the counter's value of a wait or signal, else the nanoseconds without a processor."""
     text: np.ndarray
     """int32: indices into `texts`."""
     texts: list[tuple[str, str]]
-    """(label, the user's line)"""
+    """(label, line of your code)"""
     programs: np.ndarray
     """int64[programs, 2]: start and end of each call of a program that also computes."""
     calls: np.ndarray
-    """int64[calls, 4]: start, end, number of the definition, and number of the user's line of each call of a collective group
-    or program."""
+    """int64[calls, 4]: one row for each call of a collective group or program.
+
+    It has the start, the end, the number of the definition, and the number of your line.
+    """
     samples: np.ndarray
     """int64[samples, 3]: a time, and the nanoseconds until then that the thread was ready without a processor, and on one."""
 
     @cached_property
     def known(self) -> tuple[int, int] | None:
-        """The first and the last time that is known; None when there is none."""
+        """The first and the last time that is known, or None."""
         times = np.concatenate([self.start, self.end, self.calls[:, 0], self.calls[:, 1], self.samples[:, 0]])
         return (int(times.min()), int(times.max())) if len(times) else None
 
@@ -88,13 +93,13 @@ class RankRecord:
     definitions: Mapping[int, Mapping[str, Any]]
     threads: list[ThreadRecord] = field(default_factory=list)
     end_ns: int | None = None
-    """The end of the profile on this rank; None when it was not written."""
+    """The end of the profile on this rank, or None if it was not written."""
     notes: list[str] = field(default_factory=list)
-    """Sentences about what is missing or damaged."""
+    """Sentences about missing or damaged parts."""
 
     @property
     def begin_ns(self) -> int:
-        """The beginning of the profile on this rank: what was before is not known."""
+        """The beginning of the profile on this rank. Nothing is known of the time before."""
         known = [thread.known[0] for thread in self.threads if thread.known]
         return min(known, default=int(self.head["monotonic_ns"]))
 
@@ -106,7 +111,7 @@ class RankRecord:
 
     def shift(self, nanoseconds: int) -> None:
         """Move all times to another clock."""
-        if nanoseconds:  # before anything is derived from them
+        if nanoseconds:  # before other values are derived from them
             self.head = {**self.head, "monotonic_ns": self.head["monotonic_ns"] + nanoseconds}
             self.end_ns = self.end_ns + nanoseconds if self.end_ns is not None else None
             for thread in self.threads:
@@ -115,7 +120,7 @@ class RankRecord:
 
 
 def read_head(path: Path) -> Mapping[str, Any]:
-    """The first line of a rank's definitions. Raises ProfileError."""
+    """Return the first line of a rank's definitions. Raises ProfileError."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             head = json.loads(file.readline(1 << 20))
@@ -131,7 +136,7 @@ def read_head(path: Path) -> Mapping[str, Any]:
 
 
 def read_rank(path: Path) -> RankRecord:
-    """The record of the rank with these definitions, whose rows are beside them. Raises ProfileError for other files."""
+    """Return the record of the rank with these definitions. Its rows are beside them. Raises ProfileError for other files."""
     head = read_head(path)
     definitions, end_ns, why = dict[int, Mapping[str, Any]](), None, ""
     record = RankRecord(head["rank"], head, definitions)
@@ -166,7 +171,7 @@ def read_rank(path: Path) -> RankRecord:
 
 
 class _Table:
-    """A definition as columns: by the word of a row's place, what it is."""
+    """A definition as columns: for the word of a row's place, what it is."""
 
     def __init__(self, fields: Mapping[str, Any]):
         self.kind = str(fields["kind"])
@@ -175,7 +180,7 @@ class _Table:
             moves = REDUCE if fields.get("combines") else MOVE
             kind = {"segment": COMPUTE, "program": COMPUTE, "compilation": COMPILE}.get(self.kind, moves)
             self.span_kind, self.texts = kind, [(str(fields["label"]), str(fields.get("source", "")))]
-            int(fields.get("operations", 1))  # raises for what is not a number
+            int(fields.get("operations", 1))  # raises if it is not a number
             return
         size = max(fields["pc"], default=0) + 1
         if size > _MOST_WORDS:
@@ -192,7 +197,7 @@ class _Table:
 
     @staticmethod
     def checked(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The same; raises ValueError or KeyError for one without what its kind has."""
+        """Return the table itself. Raises ValueError or KeyError if it lacks what its kind has."""
         if fields["kind"] == "plan":
             columns: Sequence[Sequence[Any]] = [fields[n] for n in ("pc", "opcode", "collective", "peer", "counter", "nbytes")]
             if len({len(column) for column in columns}) != 1 or min(columns[0], default=0) < 0:
@@ -208,19 +213,19 @@ class _Table:
 
 
 def _text(plan: Mapping[str, Any], i: int) -> tuple[str, str]:
-    """(an instruction in words, the user's line of its collective)"""
+    """Return (an instruction as text, your line of its collective)."""
     of = plan["collectives"][plan["collective"][i]]
     name = f"{of['kind']} ({of['algorithm']}) over {', '.join(map(repr, of['axes']))}"
     return f"{plan['opcode'][i]}: {name}", of["source"]
 
 
 def _thread(rank: int, number: int, rows: np.ndarray, tables: Mapping[int, _Table]) -> tuple[ThreadRecord, int]:
-    """The record of one thread from its rows, and how many of them are of no definition."""
+    """Return the record of one thread from its rows, and the number of rows without a definition."""
     rows = rows[(rows[:, 0] > 0) & (rows[:, 1] > 0)]
     samples = rows[rows[:, 0] == SAMPLE][:, [1, 3, 2]]
     rows = rows[rows[:, 0] != SAMPLE]
     rows = rows[np.argsort(rows[:, 1], kind="stable")]
-    # What is not finished lasts until the next thing that is known, or has no length.
+    # An unfinished span lasts until the next known time, or has no length.
     following = np.append(rows[1:, 1], rows[-1:, 1:3].max(initial=0))
     rows[:, 2] = np.where(rows[:, 2] < rows[:, 1], following, rows[:, 2])
     definition, word = rows[:, 0] >> 32, rows[:, 0] & 0xFFFFFFFF
