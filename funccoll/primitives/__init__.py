@@ -1,4 +1,4 @@
 """One record per primitive: type rule, gradient rule, batching rule, NumPy reference.
 
-A record imports `core` alone; the primitives that communicate are in `collectives`.
+A record imports `core` alone. The primitives that communicate are in `collectives`.
 """

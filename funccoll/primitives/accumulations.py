@@ -1,4 +1,4 @@
-"""Primitives that reduce every beginning of one dimension: running products, maxima and minima (`cumsum` is a reduction)."""
+"""Primitives that reduce each leading part of a dimension: running products, maxima and minima (`cumsum` is a reduction)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ __all__ = ["ACCUMULATIONS"]
 
 
 def _cumprod_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, dim: int, dtype: np.dtype) -> list[Any]:
-    """Right with zeros, and differentiable again.
+    """Return the cotangent, correct with zeros and differentiable again.
 
-    A partial product's whole cotangent g is a linear recurrence from the end, g[i] = ct[i] + x[i + 1] g[i + 1], solved by
-    doubling in ⌈log₂ n⌉ steps; an element's is g times the product of those before it.
+    The whole cotangent g of a partial product is a linear recurrence from the end, g[i] = ct[i] + x[i + 1] g[i + 1]. Doubling
+    solves it in ⌈log₂ n⌉ steps. An element's cotangent is g times the product of those before it.
     """
     (x,) = inputs
     n, ahead = x.shape[dim], (slice(None),) * dim
 
     def moved(y: Any, k: int, fill: int) -> Any:
-        """`y` moved by k places, to the front for a positive k."""
+        """Move `y` by k places, to the front if k is positive."""
         filler = np.full((*y.shape[:dim], min(abs(k), n), *y.shape[dim + 1 :]), fill, y.dtype)
         kept = y[(*ahead, slice(max(k, 0), max(n + min(k, 0), 0)))]
         return np.concatenate([kept, filler] if k > 0 else [filler, kept], axis=dim)
@@ -43,7 +43,7 @@ def _cumprod_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any],
 
 
 def _running_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, dim: int, dtype: np.dtype) -> list[Any]:
-    """To the first element that has the running maximum or minimum: to the places where it changes."""
+    """Give the cotangent to the first element with the running maximum or minimum: to the places where it changes."""
     (x,), (out,) = inputs, outs
 
     def pull() -> Any:

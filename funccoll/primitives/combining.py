@@ -1,7 +1,7 @@
-"""The combination of shards: the binary operations of reductions, and their left fold.
+"""Combination of shards: the binary operations of reductions, and their left fold.
 
-NaN wins in max and min, -0 < +0, and every NaN that comes out of a fold is the canonical one of its dtype, in both parts
-of a complex number: so the bits do not depend on the order of two operands, nor on the machine's rule of payloads.
+NaN wins in max and min, and -0 < +0. Every NaN of a fold's result is the canonical one of its dtype, in both parts of a complex
+number. So the bits depend neither on the order of two operands nor on the machine's rule for payloads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Shards = Sequence[np.ndarray]
 
 
 def _fix_zeros(best: Callable[..., Any], a: Any, b: Any) -> Any:
-    """max/min made bitwise commutative up to NaNs: NaN wins, -0 < +0."""
+    """Compute max/min, bitwise commutative up to NaNs: NaN wins, -0 < +0."""
     out = best(a, b)
     if not is_inexact(out.dtype) or bool(np.all(out)):
         return out
@@ -30,7 +30,7 @@ def _fix_zeros(best: Callable[..., Any], a: Any, b: Any) -> Any:
 
 
 def _complex_product(a: Any, b: Any) -> Any:
-    """a·b made bitwise commutative: NumPy fuses one multiplication with the addition, so its a·b and b·a may differ."""
+    """Compute a·b, bitwise commutative. NumPy fuses one multiplication with the addition, so its a·b and b·a may differ."""
     out = np.empty(np.shape(a), a.dtype)
     out.real = a.real * b.real - a.imag * b.imag
     out.imag = a.real * b.imag + b.real * a.imag
@@ -50,17 +50,17 @@ OPS: dict[str, Callable[..., Any]] = {
 """Reduction name -> the binary combine."""
 
 OPS_OF_COPIES = ("mean", "max", "min", "and", "or")
-"""The reductions which give a value again where all devices contribute that value; of the mean, but for its rounding."""
+"""The reductions that return a value if all devices contribute that value (the mean except for its rounding)."""
 
 _ROUNDING = ("sum", "mean", "prod")
-"""The reductions whose results are rounded, in 16-bit floats as well; the others choose or count bits."""
+"""The reductions with rounded results, also in 16-bit floats. The others choose or count bits."""
 
 _BLOCK = 1 << 16
-"""Elements combined at a time: a block of the accumulator stays in the second-level cache."""
+"""Elements combined at a time. A block of the accumulator stays in the second-level cache."""
 
 
 def _canonical(x: Any) -> Any:
-    """The canonical NaN in place of every NaN of `x`, which is written to."""
+    """Replace every NaN of `x` by the canonical one, in place."""
     x = np.asarray(x)
     if is_inexact(x.dtype):
         for part in (x.real, x.imag) if x.dtype.kind == "c" else (x,):
@@ -71,10 +71,11 @@ def _canonical(x: Any) -> Any:
 
 
 def fold(shards: Shards, op: str, count: int = 0) -> np.ndarray:
-    """Left fold of `op` over shards of one shape, a new array; "mean" divides by `count` (0: their number) at the end.
+    """Return the left fold of `op` over shards of one shape, as a new array. "mean" divides by `count` (0: their number) at
+    the end.
 
-    This is one combine: float16 and bfloat16 are added and multiplied in float32, and rounded once; a NaN is the
-    canonical one. A single shard is copied, by max and min with the canonical NaN: those do not count shards.
+    This is one combine. float16 and bfloat16 are added and multiplied in float32, and rounded once. A NaN becomes the
+    canonical one. A single shard is copied; max and min make its NaNs canonical, because they do not count shards.
     """
     first, count = shards[0], count or len(shards)
     combine: Any = _complex_product if op == "prod" and first.dtype.kind == "c" else OPS[op]
@@ -101,7 +102,7 @@ def fold(shards: Shards, op: str, count: int = 0) -> np.ndarray:
 
 
 def _fold_halves(shards: Shards, op: str, count: int) -> np.ndarray:
-    """`fold` of float16 or bfloat16: accumulated in float32, rounded at the end."""
+    """Fold float16 or bfloat16: accumulate in float32, round at the end."""
     first = shards[0]
     if first.size <= _BLOCK:
         return _wide(shards, op, count).astype(first.dtype)
@@ -114,7 +115,7 @@ def _fold_halves(shards: Shards, op: str, count: int) -> np.ndarray:
 
 
 def _wide(shards: Shards, op: str, count: int) -> np.ndarray:
-    """The fold in float32."""
+    """Return the fold in float32."""
     combine = OPS[op]
     total = np.array(shards[0], np.float32)
     for shard in shards[1:]:

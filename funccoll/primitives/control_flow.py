@@ -1,7 +1,7 @@
 """Primitives that run programs: scan, while_loop, cond.
 
-Their programs have no captured constants: what a body captures comes as its first operands. Types are exact: a carry enters and
-leaves an iteration with one type, `varying` included, which `transforms/control.py` finds by tracing.
+Their programs have no captured constants. The values that a body captures are its first operands. Types are exact: a carry
+has one type, `varying` included, at the beginning and the end of an iteration. `transforms/control.py` finds it by tracing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["cond_p", "require_same_decision", "scan_p", "while_p"]
 
 
 def require_same_decision(programs: Sequence[Program], varying: frozenset[str], what: str) -> None:
-    """Raise VaryingError for a collective over an axis along which devices may decide differently whether to run it."""
+    """Raise VaryingError for a collective over an axis along which devices may differ in whether they run it."""
     for program in programs:
         for eqn in program.collectives():
             axes = [a for a in eqn.axes() if a in varying]
@@ -70,7 +70,7 @@ def _scan(*xs: Any, body: Program, consts: int, carry: int, length: int, reverse
 
 
 scan_p = Primitive("scan", _infer_scan, _scan, multiple=True, kind="control")
-"""Operands: what the body captures, the carry, and what is scanned over its first dimension. Source: JAX's scan."""
+"""Operands: the captures of the body, the carry, the arrays scanned over their first dimension. Source: JAX's scan."""
 
 
 # ---------------------------------------------------------------- while
@@ -100,7 +100,7 @@ def _while(*xs: Any, test: Program, body: Program, test_consts: int, body_consts
 
 
 while_p = Primitive("while", _infer_while, _while, multiple=True, kind="control")
-"""Operands: what the condition captures, what the body captures, the carry. Source: JAX's while_loop."""
+"""Operands: the captures of the condition, the captures of the body, the carry. Source: JAX's while_loop."""
 
 
 # ---------------------------------------------------------------- cond

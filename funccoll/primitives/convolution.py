@@ -1,11 +1,11 @@
-"""Convolution as three products of examples x, kernel w and result y: each is linear in two of them, and gives the third.
+"""Convolution as three products of examples x, kernel w and result y. Each is linear in two of them, and gives the third.
 
-x is (examples, *sizes, channels), w (*window, channels / groups, outputs), y (examples, *positions, outputs), for any number of
-spatial dimensions. y is made of x and w, the gradient in x of y and w, the gradient in w of x and y; so the derivatives of each
-are the other two, to any order.
+x is (examples, *sizes, channels), w is (*window, channels / groups, outputs), and y is (examples, *positions, outputs), for
+any number of spatial dimensions. y comes from x and w, the gradient in x from y and w, the gradient in w from x and y. So the
+derivatives of each product are the other two, to any order.
 
-Windows become the rows of a matrix (im2col), some examples at a time, so that they stay in the cache; the rest is one product
-of matrices for each block. The gradient in x adds a product for each place in the window. Source: Chellapilla, Puri and Simard,
+Windows become the rows of a matrix (im2col). A block has a few examples at a time, so it stays in the cache, and takes one
+product of matrices. The gradient in x adds a product for each place in the window. Source: Chellapilla, Puri and Simard,
 "High performance convolutional neural networks for document processing", 2006.
 """
 
@@ -39,13 +39,13 @@ __all__ = [
 Pairs = tuple[tuple[int, int], ...]
 
 _BLOCK_BYTES = 1 << 18  # of windows as rows: half of a second-level cache, measured from 2^17 to 2^20
-_SHORT_RUN = 16  # elements of a window that lie side by side: below this the transposed matrix is copied faster
+_SHORT_RUN = 16  # adjacent elements of a window: below this it is faster to copy the transposed matrix
 
 
 def positions(
     sizes: Sequence[int], window: Sequence[int], strides: Sequence[int], padding: Pairs, dilation: Sequence[int]
 ) -> tuple[int, ...]:
-    """The number of positions of a window along each dimension; 0 or less where it is larger than the padded input."""
+    """Return the number of positions of a window along each dimension; 0 or less if it exceeds the padded input."""
     each = zip(sizes, window, strides, padding, dilation, strict=True)
     return tuple((low + n + high - (k - 1) * d - 1) // s + 1 for n, k, s, (low, high), d in each)
 
@@ -98,12 +98,12 @@ def _infer_kernel(x: ArrayType, y: ArrayType, *, window: tuple[int, ...], groups
 
 
 def accumulated(dtype: np.dtype) -> np.dtype:
-    """The dtype to compute in: floats of 16 bits are rounded once, at the end."""
+    """Return the dtype of the computation. 16-bit floats are rounded once, at the end."""
     return np.dtype(np.float32) if dtype in (np.float16, bfloat16) else dtype
 
 
 def _blocks(examples: int, nbytes: int) -> Iterator[slice]:
-    """Examples, as many at a time as their windows fill a block."""
+    """Yield slices of examples, as many at a time as their windows fill a block."""
     step = max(1, _BLOCK_BYTES // max(nbytes, 1))
     return (slice(start, min(start + step, examples)) for start in range(0, examples, step))
 
@@ -111,7 +111,7 @@ def _blocks(examples: int, nbytes: int) -> Iterator[slice]:
 def _columns(
     x: np.ndarray, window: Sequence[int], found: Sequence[int], strides: Sequence[int], padding: Pairs, dilation: Sequence[int]
 ) -> Iterator[tuple[slice, np.ndarray]]:
-    """(examples, their windows as rows of a matrix) for each block. The matrix is valid until the next one."""
+    """Yield (examples, their windows as rows of a matrix) for each block. The matrix is valid until the next one."""
     examples, *sizes, channels = x.shape
     dtype, row = accumulated(x.dtype), math.prod(window) * channels
     side = row // window[0] if len(window) and dilation[-1] == 1 else channels
@@ -147,28 +147,28 @@ def _columns(
 
 
 def padded_sizes(sizes: Sequence[int], padding: Pairs) -> tuple[int, ...]:
-    """The sizes with their padding."""
+    """Return the sizes with their padding."""
     return tuple(low + n + high for n, (low, high) in zip(sizes, padding, strict=True))
 
 
 def part_inside(sizes: Sequence[int], padding: Pairs) -> tuple[slice, ...]:
-    """The index of the examples in padded ones."""
+    """Return the index of the examples in padded ones."""
     return (slice(None), *(slice(low, low + n) for n, (low, _) in zip(sizes, padding, strict=True)))
 
 
 def seen_from(place: Sequence[int], found: Sequence[int], strides: Sequence[int], dilation: Sequence[int]) -> tuple[slice, ...]:
-    """The index of the elements of padded examples that windows have at one of their places."""
+    """Return the index of the elements of padded examples that windows have at one of their places."""
     each = zip(place, found, strides, dilation, strict=True)
     return (slice(None), *(slice(k * d, k * d + (n - 1) * s + 1, s) for k, n, s, d in each))
 
 
 def _matrix(x: np.ndarray) -> np.ndarray:
-    """An array with all dimensions but the last as one, in the dtype to compute in."""
+    """Return an array with all dimensions but the last merged, in the dtype of the computation."""
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1]).astype(accumulated(x.dtype), copy=False)
 
 
 def _by_group(groups: int, *arrays: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
-    """Each group's part of arrays: along the last dimension."""
+    """Yield each group's part of arrays, along the last dimension."""
     each = [a.shape[-1] // groups for a in arrays]
     return (tuple(a[..., g * n : (g + 1) * n] for a, n in zip(arrays, each, strict=True)) for g in range(groups))
 
@@ -249,17 +249,19 @@ _OPERANDS = {"conv": "xwy", "conv_input_gradient": "ywx", "conv_kernel_gradient"
 
 
 def _batch(primitive: Primitive, values: Values, batched: Sequence[bool], size: int, *, groups: int, **params: Any) -> Any:
-    """Merge the batch into the dimension that the arrays which have it share: examples (x and y), channels (x and w) or outputs
-    (w and y). Where all three have it, its elements are groups, each with channels and outputs of its own.
+    """Merge the batch into the dimension that the arrays with the batch share.
+
+    That dimension is examples (x and y), channels (x and w) or outputs (w and y). If all three have the batch, its elements
+    are groups, each with its own channels and outputs.
     """
-    if not size:  # nothing says how many channels and outputs each of no elements has
+    if not size:  # without elements, the numbers of channels and outputs are unknown
         return batch_each(primitive, values, batched, size, groups=groups, **params)
     names = _OPERANDS[primitive.name]
     have = {name for name, b in zip(names, batched, strict=False) if b} | {names[2]}
     shared = {"xy": 0, "wx": -2, "wy": -1}.get("".join(sorted(have)))
 
     def place(name: str) -> tuple[int, int]:
-        """(dimension, parts of it inside which the batch comes)."""
+        """Return (dimension, number of parts; the batch goes into each)."""
         if shared is None:
             return -1, 1
         if shared == 0:
@@ -272,7 +274,7 @@ def _batch(primitive: Primitive, values: Values, batched: Sequence[bool], size: 
 
 
 def _merge(value: Any, dim: int, parts: int) -> Any:
-    """(batch, ..., parts * n, ...) as (..., parts * batch * n, ...)."""
+    """Return (batch, ..., parts * n, ...) as (..., parts * batch * n, ...)."""
     size, *shape = value.shape
     dim %= len(shape)
     value = np.reshape(value, (size, *shape[:dim], parts, shape[dim] // parts, *shape[dim + 1 :]))

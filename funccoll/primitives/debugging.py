@@ -1,4 +1,4 @@
-"""Primitives that show values and change none: reports, in order and never removed, and the copies that they read."""
+"""Primitives that show values and change none: reports, in order and never removed, and the copies for them."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class DevicePlace:
 
 
 class DebugReport(Protocol):
-    """A function of values that runs when the program does, for its effect: `debug.py` makes it.
+    """A function of values that runs with the program, for its effect. `debug.py` makes it.
 
-    Its `__qualname__` is what texts of programs show.
+    Texts of programs show its `__qualname__`.
     """
 
     per_element: bool
-    """True where vmap reports each element of a batch, False where it reports the batch at once."""
+    """True if vmap reports each element of a batch, False if it reports the batch at once."""
 
     def __call__(self, values: Sequence[np.ndarray], place: DevicePlace | None) -> None:
-        """DebugReport one device's values; `place` is None where no mesh has several devices."""
+        """Report one device's values. `place` is None unless a mesh has several devices."""
         ...
 
 
@@ -61,8 +61,8 @@ def _batch(
     return []
 
 
-# Without results, so no gradient passes through it. Passes keep all of them, in the order in which they were traced.
+# It has no results, so no gradient passes through it. Passes keep all of them, in the order in which they were traced.
 debug_report_p = Primitive("debug_report", _infer, _report, batch=_batch, multiple=True, kind="debug")
 
-# What a report reads. A value's last use decides which memory is used again, and reports must not change that.
+# A report reads this copy. A value's last use decides which memory is used again, and reports must not change that.
 snapshot_p = Primitive("snapshot", lambda x: [x], lambda x: np.array(x), batch=batch_all)

@@ -1,8 +1,8 @@
 """Primitives that decompose matrices, over stacks of them (leading dimensions). Their references are NumPy's.
 
-NumPy reads one triangle of a symmetric matrix, and so do these gradients lie in one triangle: they are derivatives of what
-is computed. (JAX reads the mean of the matrix and its adjoint; its gradient is the mean of ours and its adjoint.)
-Eigenvectors and singular vectors have signs or phases that LAPACK chooses; a gradient is right for what does not depend on
+NumPy reads one triangle of a symmetric matrix. So these gradients lie in one triangle, too: they are derivatives of the actual
+computation. (JAX reads the mean of the matrix and its adjoint; its gradient is the mean of ours and its adjoint.) LAPACK
+chooses the signs or phases of eigenvectors and singular vectors. A gradient is right for functions that do not depend on
 them.
 """
 
@@ -28,13 +28,13 @@ _decomposition = partial(Primitive, batch=batch_all, blas=True)
 
 
 def _half_triangle(n: int, dtype: np.dtype, lower: bool = True) -> np.ndarray:
-    """Ones in one triangle, and 1/2 on the diagonal."""
+    """Return ones in one triangle, and 1/2 on the diagonal."""
     ones = np.ones((n, n), real_dtype(dtype))
     return (np.tril(ones) if lower else np.triu(ones)) - np.eye(n, dtype=ones.dtype) / 2
 
 
 def _to_triangle(ct: Any, lower: bool) -> Any:
-    """The cotangent of one triangle from that of the Hermitian matrix that it stands for."""
+    """Return the cotangent of one triangle, given that of the Hermitian matrix that it stands for."""
     return (ct + adjoint(ct)) * _half_triangle(ct.shape[-1], ct.dtype, lower)
 
 
@@ -43,12 +43,12 @@ def _total(parts: Sequence[Any]) -> Any:
 
 
 def _diagonal_matrix(x: Any) -> Any:
-    """Matrices with vectors on their diagonals."""
+    """Return matrices with vectors on their diagonals."""
     return np.expand_dims(x, -2) * np.eye(x.shape[-1], dtype=real_dtype(x.dtype))
 
 
 def _inverse_gaps(x: Any) -> Any:
-    """1 / (x[j] - x[i]) for every pair, 0 on the diagonal."""
+    """Return 1 / (x[j] - x[i]) for every pair, and 0 on the diagonal."""
     same = np.eye(x.shape[-1], dtype=np.bool_)
     gaps = np.expand_dims(x, -2) - np.expand_dims(x, -1)
     return np.where(same, np.zeros((), x.dtype), 1 / np.where(same, np.ones((), x.dtype), gaps))
@@ -91,7 +91,7 @@ def _eigh_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *,
     (of_values, of_vectors), (w, v) = cts, outs
 
     def pull() -> Any:
-        # Where only the eigenvalues are used they may be equal.
+        # If only the eigenvalues are used, they may be equal.
         parts = [] if of_values is None else [_diagonal_matrix(of_values)]
         parts += [] if of_vectors is None else [_inverse_gaps(w) * (v.mT @ of_vectors)]
         return fit(_to_triangle(conjugate(v) @ _total(parts) @ v.mT, lower), inputs[0])
@@ -130,12 +130,15 @@ def _infer_eig(a: ArrayType) -> list[ArrayType]:
 
 
 def _complex(x: np.ndarray, a: np.ndarray) -> np.ndarray:
-    """NumPy's result, which is real where all eigenvalues are: a type that depends on values."""
+    """Return NumPy's result as complex. NumPy's is real if all eigenvalues are: its type depends on values."""
     return x.astype(np.result_type(a, np.complex64), copy=False)
 
 
 def _eig_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
-    """Of eigenvectors of length 1. Source: Boeddeker et al., "On the computation of complex-valued gradients", 2017, (4.77)."""
+    """Differentiate eigenvectors of length 1.
+
+    Source: Boeddeker et al., "On the computation of complex-valued gradients", 2017, (4.77).
+    """
     (of_values, of_vectors), (w, v) = cts, outs
 
     def pull() -> Any:
@@ -186,7 +189,7 @@ def _svd_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, 
                 f"np.linalg.svd of shape {a.shape} with full_matrices=True: the vectors beyond the first {min(m, n)} are any "
                 "basis of the rest, so only the singular values have a gradient. Pass full_matrices=False."
             )
-        return _svdvals_vjp([of_s], inputs, [s])  # through the vectors that have derivatives of their own
+        return _svdvals_vjp([of_s], inputs, [s])  # through the vectors that have derivatives
 
     def pull() -> Any:
         parts = [] if of_s is None else [_diagonal_matrix(of_s)]
@@ -254,7 +257,7 @@ def _qr_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, c
         )
 
     def pull() -> Any:
-        # A wide matrix is the square one before column m, whose Q makes the rest of R.
+        # The square matrix before column m has the same Q, which gives the rest of R.
         of_square_q = of_q
         if n > m and of_r is not None:
             rest = conjugate(a[..., m:]) @ adjoint(of_r[..., m:])

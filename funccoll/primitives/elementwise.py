@@ -1,8 +1,7 @@
 """Elementwise primitives: one for each NumPy ufunc, with NumPy's broadcasting and promotion.
 
-A gradient rule is `rule(ct, out, *inputs)`, written with NumPy functions so that it can be traced and
-differentiated again. For complex values the pairing behind the transposes is Re(sum(x * y)), JAX's
-convention: holomorphic rules carry no conjugate.
+A gradient rule is `rule(ct, out, *inputs)`. It consists of NumPy functions, so it can be traced and differentiated again. For
+complex values the pairing behind the transposes is Re(sum(x * y)), JAX's convention: holomorphic rules have no conjugate.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ Rule = Callable[..., Any]
 
 
 def broadcast_shapes(name: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """NumPy's broadcasting rule; raises ShapeError naming the operation and every shape."""
+    """Apply NumPy's broadcasting rule. Raise ShapeError with the operation and every shape."""
     first = shapes[0]
     if all(s == first for s in shapes):
         return first
@@ -54,7 +53,7 @@ def broadcast_shapes(name: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int,
 
 @lru_cache(maxsize=4096)
 def resolve(ufunc: np.ufunc, dtypes: tuple[Any, ...]) -> tuple[np.dtype, ...]:
-    """NumPy's own promotion: dtypes (or `int`, `float`, `complex` for Python scalars) -> loop dtypes."""
+    """Return loop dtypes by NumPy's own promotion of dtypes (or `int`, `float`, `complex` for Python scalars)."""
     try:
         return ufunc.resolve_dtypes(dtypes + (None,) * ufunc.nout)
     except TypeError:
@@ -63,7 +62,7 @@ def resolve(ufunc: np.ufunc, dtypes: tuple[Any, ...]) -> tuple[np.dtype, ...]:
         raise DTypeError(f"{name} is not defined for dtypes ({shown}).") from None
 
 
-@lru_cache(maxsize=4096)  # long programs repeat few types: one object of each saves time, and Python's garbage collector work
+@lru_cache(maxsize=4096)  # long programs repeat few types: sharing objects saves time, and garbage collection
 def _infer_ufunc(ufunc: np.ufunc, *types: ArrayType) -> tuple[ArrayType, ...]:
     dtype = resolve(ufunc, tuple(t.dtype for t in types))[-1]
     return (ArrayType(broadcast_shapes(ufunc.__name__, [t.shape for t in types]), dtype),)
@@ -77,7 +76,7 @@ def _apply_rules(rules: Sequence[Rule | None], cts: Sequence[Any], inputs: Seque
 
 
 def _push_rules(rules: Sequence[Rule | None], tangents: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any]) -> list:
-    """The tangent of an elementwise output: each rule multiplies by a derivative, so it is its own transpose, but for `fit`."""
+    """Return the tangent of an elementwise output. Each rule multiplies by a derivative: its own transpose except for `fit`."""
     (out,) = outs
 
     def push(rule: Rule | None, tangent: Any) -> Any:
@@ -96,7 +95,7 @@ UFUNCS: dict[np.ufunc, Primitive] = {}
 
 
 def _define(ufunc: np.ufunc, *rules: Rule | None) -> Primitive:
-    """Register a ufunc; no rules at all means that no gradient flows (integers, comparisons, steps)."""
+    """Register a ufunc. Without any rules no gradient flows (integers, comparisons, steps)."""
     vjp, jvp = (partial(_apply_rules, rules), partial(_push_rules, rules)) if rules else (None, None)
     primitive = Primitive(ufunc.__name__, partial(_infer_ufunc, ufunc), ufunc, vjp, jvp, batch_aligned, ufunc=ufunc)
     UFUNCS[ufunc] = primitive
@@ -104,7 +103,7 @@ def _define(ufunc: np.ufunc, *rules: Rule | None) -> Primitive:
 
 
 def _real_only(name: str, rule: Rule) -> Rule:
-    """A rule that has no complex form, refused clearly rather than computed wrongly."""
+    """Return a rule that raises DTypeError for complex inputs, for which it has no form."""
 
     def checked(ct: Any, out: Any, *inputs: Any) -> Any:
         if any(x.dtype.kind == "c" for x in inputs):
@@ -119,7 +118,7 @@ def _zeros(ct: Any, out: Any, x: Any, *rest: Any) -> Any:
 
 
 def _share(better: np.ufunc, beats: np.ufunc) -> tuple[Rule, Rule]:
-    """Gradients of maximum-like ufuncs: to the winner, halves to both in a tie (as in JAX). `beats(a, b)`: a wins over b."""
+    """Return gradients of maximum-like ufuncs: all to the winner, half to both in a tie (as in JAX). `beats(a, b)`: a wins."""
     ignores_nans = better in (np.fmax, np.fmin)
 
     def weight(out: Any, mine: Any, other: Any) -> Any:
@@ -136,7 +135,7 @@ def _share(better: np.ufunc, beats: np.ufunc) -> tuple[Rule, Rule]:
 
 
 def _power_exponent(ct: Any, out: Any, x: Any, y: Any) -> Any:
-    """x ** y log(x), and 0 at x = 0 where x ** y is finite."""
+    """Return x ** y log(x), and 0 at x = 0 if x ** y is finite there."""
     finite = (x == 0) & np.isfinite(out)
     return ct * out * np.log(np.where(finite, np.ones((), x.dtype), x))
 
@@ -148,7 +147,7 @@ def _power_base(ct: Any, out: Any, x: Any, y: Any) -> Any:
 
 
 def _kink(name: str, ufunc: np.ufunc, *rules: Rule | None) -> Primitive:
-    """A primitive that computes what a ufunc does, and has a derivative of its own at 0."""
+    """Define a primitive with the values of a ufunc, and its own derivative at 0."""
     vjp, jvp = partial(_apply_rules, rules), partial(_push_rules, rules)
     return Primitive(name, partial(_infer_ufunc, ufunc), ufunc, vjp, jvp, batch_aligned, ufunc=ufunc)
 
@@ -165,11 +164,10 @@ divisor_p = Primitive(
     partial(_push_rules, (_divisor_rule,)),
     batch_aligned,
 )
-"""A length that a derivative is divided by; infinite in place of 0, at the tip of a cone.
+"""A length as a divisor of a derivative. At the tip of a cone it is infinite in place of 0.
 
-The derivative is 0 there, the mean of all directions (as in torch). A second one does not exist, because the curvature is
-that of a sphere whose radius is the length: it is NaN, so that the Hessian of norm(x) ** 2, which exists, is not wrong without
-a word.
+There the derivative is 0, the mean of all directions (as in torch). A second derivative does not exist: the curvature is that
+of a sphere whose radius is the length. It is NaN, so the Hessian of norm(x) ** 2, which exists, is not silently wrong.
 """
 
 
@@ -178,7 +176,7 @@ def _divisor(length: Any) -> Any:
 
 
 root_p = _kink("root", np.sqrt, lambda ct, out, x: ct * 0.5 / _divisor(out))
-"""The square root of a sum of squares, whose derivative is 0 where all of them are 0. (np.sqrt has an infinite one there.)"""
+"""The square root of a sum of squares. Its derivative is 0 if all of them are 0. (np.sqrt has an infinite one there.)"""
 
 general_root_p = _kink("general_root", np.power, lambda ct, out, x, y: ct * y * (out / _divisor(x)), _power_exponent)
 """The root of a sum of powers, as `root_p`."""
@@ -194,7 +192,7 @@ def _atan2(ct: Any, x: Any, y: Any, numerator: Any) -> Any:
 
 
 def _log_add(power: np.ufunc) -> tuple[Rule, Rule]:
-    """Gradients of logaddexp: each operand's part of the sum. Where it is all of it, infinite too, that is 1."""
+    """Return gradients of logaddexp: each operand's part of the sum. It is 1 for an operand that is the whole sum, also inf."""
 
     def part(out: Any, mine: Any) -> Any:
         all_of_it = mine == out
@@ -315,12 +313,12 @@ _SELECTED_BY_BITS = 1 << 10  # elements: from here on it is faster
 
 
 def _where(condition: np.ndarray, x: np.ndarray, y: np.ndarray) -> Any:
-    """np.where, bit by bit. It branches for each element, which takes 15 times as long where conditions follow no pattern."""
+    """Compute np.where on bits. np.where branches for each element, which takes 15 times as long for irregular conditions."""
     integer = _INTEGERS.get(x.dtype.itemsize)
     if integer is None or condition.size < _SELECTED_BY_BITS:
         return np.where(condition, x, y)
     ones = condition.astype(integer)
-    np.negative(ones, out=ones)  # all bits where the condition holds
+    np.negative(ones, out=ones)  # all bits if the condition holds
     chosen, other = x.view(integer), y.view(integer)
     if not other.ndim and not other:  # zero
         return np.bitwise_and(chosen, ones).view(x.dtype)
@@ -389,7 +387,7 @@ _erf_elements = np.frompyfunc(math.erf, 1, 1)
 
 
 def _erf(x: np.ndarray) -> np.ndarray:
-    _infer_erf(type_of(x))  # outside a trace no type rule ran
+    _infer_erf(type_of(x))  # outside a trace no type rule has run
     # NumPy has no erf; libm's, one element at a time, is exact to the last place in float64.
     return np.asarray(_erf_elements(x.astype(np.float64)), dtype=np.float64).astype(x.dtype)
 
@@ -412,5 +410,5 @@ stop_gradient_p = Primitive("stop_gradient", _infer_same, lambda x: x, batch=bat
 
 
 def convert(x: Any, dtype: np.dtype) -> Any:
-    """`x` with another dtype; the identity when it has it already."""
+    """Return `x` with another dtype, or unchanged if it has it already."""
     return x if x.dtype == dtype else bind(convert_p, x, dtype=dtype)

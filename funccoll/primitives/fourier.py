@@ -1,8 +1,8 @@
-"""Primitives of discrete Fourier transforms along one dimension; those over several are made of these, as NumPy's are.
+"""Primitives of discrete Fourier transforms along one dimension. Those over several dimensions consist of these, as NumPy's do.
 
-A transform pads its operand with zeros, or cuts it, to `n` elements, multiplies by a symmetric matrix, and scales by `norm`.
-So its transpose is the transform of the cotangent, cut or padded to the operand's size. A transform between real numbers and
-half a spectrum counts inner frequencies twice: once for the other half.
+A transform cuts its operand to `n` elements or pads it with zeros, multiplies by a symmetric matrix, and scales by `norm`. So
+its transpose is the transform of the cotangent, cut or padded to the operand's size. A transform between real numbers and
+half a spectrum counts inner frequencies twice, because they stand for the other half, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OTHER_DIRECTION: dict[str, Any] = {"backward": "forward", "forward": "backward"
 
 
 def _resized(x: Any, n: int, dim: int) -> Any:
-    """`x` cut or padded with zeros to n elements along a dimension."""
+    """Return `x` with n elements along a dimension, cut or padded with zeros."""
     size = x.shape[dim]
     if size > n:
         return x[(slice(None),) * dim + (slice(0, n),)]
@@ -33,7 +33,7 @@ def _resized(x: Any, n: int, dim: int) -> Any:
 
 
 def _counts(n: int, x: Any, dim: int) -> np.ndarray:
-    """How often each frequency of half a spectrum stands in the whole one of n, along a dimension of x."""
+    """Count how often each frequency of half a spectrum stands in the whole one of n, along a dimension of x."""
     counts = np.full(n // 2 + 1, 2, np.finfo(x.dtype).dtype)
     counts[0] = 1
     if n % 2 == 0:

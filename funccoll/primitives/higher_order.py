@@ -1,4 +1,4 @@
-"""Primitives that carry functions, or change how programs are transformed: a user's own gradient rule, hooks on gradients,
+"""Primitives that carry functions, or change the transformation of programs: your own gradient rules, hooks on gradients,
 functions that the backward pass computes again."""
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def _no_reference(*values: Any, **params: Any) -> Any:
     raise AssertionError("a higher primitive is inlined before anything runs")
 
 
-# autodiff calls `forward` and `backward`; without a gradient the pass `inline` substitutes `program`. `batching` has the rules
-# of vmap for both primitives: it stages the functions that they carry.
+# autodiff calls `forward` and `backward`. Without a gradient the pass `inline` substitutes `program`. `batching` has the rules
+# of vmap for both primitives, because it stages the functions that they carry.
 custom_vjp_p = Primitive("custom_vjp", _infer_custom, _no_reference, multiple=True, kind="higher")
 
 
@@ -44,7 +44,7 @@ def _hook_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *,
 
 
 def _hook_jvp(tangents: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, axes, hook) -> list[Any]:
-    """A hook is for gradients. Forwards, its values are marked as varying."""
+    """Mark values as varying. A hook is for gradients, so it does nothing forwards."""
     wide = tuple(a for a in current_interpreter().axis_sizes if a in axes)
     return [None if t is None else bind(primitive_named("pvary"), t, axes=wide) for t in tangents]
 
@@ -56,8 +56,8 @@ def _infer_checkpoint(*xs: ArrayType, program: Program, results: int, again: Cal
     return [atom.type for atom in program.outputs]
 
 
-# A function that the walk backwards (transforms/autodiff/backward.py) runs again. Outputs from number `results` on are values
-# inside that a policy keeps for it. `again(fn, values)` checkpoints another flat function by the same policy: of a batch, or
+# A function that the backward pass (transforms/autodiff/backward.py) runs again. Outputs from number `results` on are inner
+# values that a policy keeps for it. `again(fn, values)` checkpoints another flat function by the same policy: of a batch, or
 # with tangents (transforms/autodiff/rematerialization.py). Without a gradient the pass `inline` substitutes `program`.
 checkpoint_p = Primitive("checkpoint", _infer_checkpoint, _no_reference, multiple=True, kind="higher")
 
@@ -66,7 +66,7 @@ def _batch_name(primitive: Primitive, values: Sequence[Any], batched: Sequence[b
     return bind(primitive, *values, name=name)
 
 
-# The identity, which gives a value a name for the policies of checkpoints.
+# The identity. It gives a value a name for the policies of checkpoints.
 checkpoint_name_p = Primitive(
     "checkpoint_name",
     lambda x, *, name: [x],
@@ -90,7 +90,7 @@ def _batch_barrier(
 
 
 # The identity of all operands but the last ones, the tokens. Passes neither merge nor move equations across it, because its
-# results are other variables than its operands, and depend on the tokens. It is removed once the order of execution is settled.
+# results are other variables than its operands, and depend on the tokens. It is removed once the order of execution is fixed.
 optimization_barrier_p = Primitive(
     "optimization_barrier",
     _infer_barrier,

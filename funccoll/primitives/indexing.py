@@ -1,8 +1,8 @@
 """Indexing primitives: read, scatter into zeros, add at, set at.
 
-An index is a static *recipe*, one entry per item of the user's index tuple:
-`("int", i)`, `("slice", start, stop, step)`, `("new",)` or `("array",)`; each `("array",)` takes the next
-integer-array operand. The rules for combining them are NumPy's own.
+An index is a static *recipe*, one entry per item of the user's index tuple: `("int", i)`, `("slice", start, stop, step)`,
+`("new",)` or `("array",)`. Each `("array",)` takes the next integer-array operand. The rules for combining them are NumPy's
+own.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Recipe = tuple[tuple, ...]
 
 
 def realize(recipe: Recipe, arrays: Sequence[Any]) -> tuple:
-    """The NumPy index tuple of a recipe."""
+    """Return the NumPy index tuple of a recipe."""
     remaining = iter(arrays)
     make = {
         "int": lambda e: e[1],
@@ -51,7 +51,7 @@ def realize(recipe: Recipe, arrays: Sequence[Any]) -> tuple:
 
 
 def result_shape(shape: tuple[int, ...], recipe: Recipe, arrays: Sequence[ArrayType]) -> tuple[int, ...]:
-    """The shape of an indexed array: NumPy indexes one that takes no memory (every stride is 0)."""
+    """Return the shape of an indexed array. NumPy indexes an array without memory (every stride is 0)."""
     probe = np.broadcast_to(np.empty((), np.bool_), shape)
     zeros = [np.broadcast_to(np.zeros((), np.int64), a.shape) for a in arrays]
     if any(a.size for a in arrays) and 0 in shape:
@@ -70,15 +70,15 @@ def _is_array(recipe: Recipe, dim: int) -> bool:
 def index_of_batch(
     recipe: Recipe, arrays: Sequence[Any], batched: Sequence[bool], size: int, ndim: int, of_batch: bool
 ) -> tuple[Recipe, list[Any], tuple[int, ...]]:
-    """One index in place of one for each element of a batch: its recipe, its arrays, and an order of dimensions.
+    """Replace the indices of all elements of a batch by one index. Return its recipe, its arrays, and an order of dimensions.
 
-    Each element is indexed by `recipe` and its `arrays`, of which some are batched. What is indexed has `ndim` dimensions, and
-    the batch in front where `of_batch`. The region transposed to the order has the batch first, then one element's region.
+    `recipe` and `arrays`, some of them batched, index each element. The indexed value has `ndim` dimensions, and the batch in
+    front if `of_batch`. The region transposed to the order has the batch first, then one element's region.
     """
     depth = max((np.ndim(a) - b for a, b in zip(arrays, batched, strict=True)), default=0)  # of the arrays of one element
     kinds = [entry[0] for entry in recipe]
     advanced = [i for i, kind in enumerate(kinds) if kind in ("array", "int")] if arrays else []
-    # NumPy puts the arrays' dimensions where the arrays stand, or first where something stands between them.
+    # NumPy puts the arrays' dimensions in the arrays' place, or first if something stands between the arrays.
     separated = bool(advanced) and advanced[-1] - advanced[0] >= len(advanced)
     before = advanced[0] if advanced and not separated else 0
     total = 1 + depth + ndim + kinds.count("new") - kinds.count("array") - kinds.count("int")
@@ -138,9 +138,9 @@ def _getitem(x: np.ndarray, *arrays: np.ndarray, recipe: Recipe) -> Any:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Piece:
-    """A cotangent that is zero but for the region that an index selects; called, it is an array.
+    """A cotangent that is zero outside the region of an index. If you call it, it returns an array.
 
-    The walk backwards adds all pieces of one value into one array (`piece_sums`).
+    The backward pass adds all pieces of one value into one array (`piece_sums`).
     """
 
     value: Any
@@ -149,7 +149,7 @@ class Piece:
     recipe: Recipe
 
     def __call__(self) -> Any:
-        """The whole array: zeros, with the value added to the region."""
+        """Return the whole array: zeros, with the value added to the region."""
         return bind(scatter_p, self.value, *self.arrays, shape=self.shape, recipe=self.recipe)
 
 
@@ -166,7 +166,7 @@ def _infer_scatter(v: ArrayType, *arrays: ArrayType, shape: tuple[int, ...], rec
 
 
 def _add_at(out: np.ndarray, index: Any, v: np.ndarray) -> None:
-    """np.add.at, with the sums of 16-bit floats rounded once."""
+    """Compute np.add.at, with the sums of 16-bit floats rounded once."""
     wide = wide_dtype(out.dtype)
     if wide == out.dtype:
         np.add.at(out, index, v)
@@ -260,7 +260,7 @@ def _combine_at(ufunc: np.ufunc) -> Any:
 
 
 def _index_extremum_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, recipe: Recipe) -> list[Any]:
-    """Equal shares to all that have the extremum, NaNs as equals: as for reductions."""
+    """Give equal shares to all elements that have the extremum, as reductions do. NaNs count as equal."""
     x, v, *arrays = inputs
     (out,) = outs
     at = partial(bind, getitem_p, recipe=recipe)
@@ -280,7 +280,7 @@ def _index_extremum_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequenc
 
 
 def _index_multiply_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, recipe: Recipe) -> list[Any]:
-    """For v the product of all other factors of its element: of those that are not 0, unless another one is 0."""
+    """Give v the product of all other factors of its element. It is 0 if another factor is 0."""
     x, v, *arrays = inputs
     at = partial(bind, getitem_p, recipe=recipe)
 
@@ -307,4 +307,4 @@ INDEX_UPDATES: dict[np.ufunc, Primitive] = {
     np.maximum: Primitive("index_max", _infer_order, _combine_at(np.maximum), _index_extremum_vjp, batch=batch_each),
     np.minimum: Primitive("index_min", _infer_order, _combine_at(np.minimum), _index_extremum_vjp, batch=batch_each),
 }
-"""The ufunc that combines what is there with the value -> its update. Values of repeated indices are combined one by one."""
+"""The ufunc that combines the present value with the new one -> its update. It combines repeated indices one by one."""

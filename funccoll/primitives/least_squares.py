@@ -32,13 +32,13 @@ def _infer(a: ArrayType, b: ArrayType, *, rcond: float) -> list[ArrayType]:
 
 def _lstsq(a: np.ndarray, b: np.ndarray, *, rcond: float) -> list[Any]:
     x, residuals, rank, s = np.linalg.lstsq(a, b, rcond)
-    if a.shape[0] > a.shape[1] and not residuals.size:  # NumPy has none where the rank is not full: that depends on values
+    if a.shape[0] > a.shape[1] and not residuals.size:  # NumPy has none unless the rank is full, which depends on values
         residuals = np.full(b.shape[1], np.nan, s.dtype)
     return [x, residuals, np.int32(rank), s]
 
 
 def _lstsq_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, rcond: float) -> list[Any]:
-    """The solution is pinv(a) @ b; residuals do not change with it, because it minimizes them."""
+    """Differentiate pinv(a) @ b, the solution. Residuals do not change with it, because it minimizes them."""
     (a, b), (x, *_), (of_x, of_residuals, _, of_s) = inputs, outs, cts
     missing = None
     if of_residuals is not None and a.shape[0] > a.shape[1]:

@@ -37,7 +37,7 @@ def _infer_matmul(x: ArrayType, y: ArrayType) -> list[ArrayType]:
 def _matmul_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
     x, y = inputs
     ct = cts[0]
-    if x.ndim > 2 and y.ndim <= 2:  # one product of all rows, and not a stack of products that is summed for y
+    if x.ndim > 2 and y.ndim <= 2:  # one product of all rows, instead of a stack of products to sum for y
         rows = math.prod(x.shape[:-1])
         flat, ct = np.reshape(x, (rows, x.shape[-1])), np.reshape(ct, (rows, *y.shape[1:]))
         of_x, of_y = _matmul_vjp([ct], [flat, y], outs)
@@ -77,7 +77,7 @@ def _batch_matmul(primitive: Primitive, values: Sequence[Any], batched: Sequence
         return bind(primitive, y, np.transpose(x))
     x, y = np.expand_dims(x, -2) if of_x == 1 else x, np.expand_dims(y, -1) if of_y == 1 else y
     x, y = aligned([x, y], batched, size)
-    # Where each element of the product is a single product, BLAS is slower, and adds a zero that makes -0.0 to 0.0.
+    # If each element of the product is a single product, BLAS is slower, and adds a zero that turns -0.0 into 0.0.
     product = np.multiply(x, y) if x.shape[-1] == 1 else bind(primitive, x, y)
     gone = (-2,) * (of_x == 1) + (-1,) * (of_y == 1)
     return np.squeeze(product, gone) if gone else product
@@ -87,7 +87,7 @@ matmul_p = Primitive("matmul", _infer_matmul, _matmul, _matmul_vjp, _matmul_jvp,
 
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-"""Indices of einsum, in the order in which rules take new ones: programs are compared by their text."""
+"""Indices of einsum, in the order in which rules use new ones, because programs are compared by their text."""
 
 
 def _infer_einsum(*xs: ArrayType, subscripts: str) -> list[ArrayType]:
@@ -112,9 +112,9 @@ def _infer_einsum(*xs: ArrayType, subscripts: str) -> list[ArrayType]:
 
 
 def _einsum(*xs: np.ndarray, subscripts: str) -> np.ndarray:
-    if xs[0].dtype == bfloat16:  # as for matmul; NumPy has no einsum of its own for it
+    if xs[0].dtype == bfloat16:  # as for matmul; NumPy has no einsum for it
         return _einsum(*(x.astype(np.float32) for x in xs), subscripts=subscripts).astype(bfloat16)
-    # A path through pairwise BLAS contractions; NumPy's own loop is used for one operand.
+    # A path through pairwise BLAS contractions. One operand takes NumPy's own loop.
     return np.einsum(subscripts, *xs, optimize=len(xs) > 1)
 
 

@@ -36,7 +36,7 @@ __all__ = [
 
 
 def require_matrices(name: str, *types: ArrayType, square: bool = False) -> np.dtype:
-    """The dtype of stacks of matrices; raises ShapeError and DTypeError for what LAPACK does not take."""
+    """Return the dtype of stacks of matrices. Raise ShapeError or DTypeError for matrices that LAPACK does not take."""
     for x in types:
         if x.dtype.kind not in "fc" or x.dtype == np.float16:
             raise DTypeError(f"{name} is not defined for {x.dtype}, as in NumPy: convert it with .astype(np.float32).")
@@ -48,17 +48,17 @@ def require_matrices(name: str, *types: ArrayType, square: bool = False) -> np.d
 
 
 def real_dtype(dtype: np.dtype) -> np.dtype:
-    """The dtype of the real part."""
+    """Return the dtype of the real part."""
     return np.finfo(dtype).dtype
 
 
 def conjugate(x: Any) -> Any:
-    """np.conjugate; a real array as it is."""
+    """Return np.conjugate, or a real array unchanged."""
     return np.conjugate(x) if x.dtype.kind == "c" else x
 
 
 def adjoint(x: Any) -> Any:
-    """The conjugate transpose of each matrix."""
+    """Return the conjugate transpose of each matrix."""
     return conjugate(x.mT)
 
 
@@ -86,13 +86,13 @@ solve_p = Primitive("linalg.solve", _infer_solve, np.linalg.solve, _solve_vjp, b
 
 
 _BLOCK = 64
-"""Rows of the triangles that LAPACK's general solver gets: it takes n³ operations, where substitution takes n²."""
+"""Rows of the triangles for LAPACK's general solver: it takes n³ operations, and substitution takes n²."""
 
 
 def _substitute(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Solve upper triangular systems: halves of the matrix in turn, and a product of matrices between them.
+    """Solve upper triangular systems: one half of the matrix after the other, with a product of matrices between them.
 
-    The general solver finds the triangle's own diagonal as its pivots, so a block is solved by plain substitution.
+    The pivots of the general solver are the triangle's own diagonal, so it solves a block by plain substitution.
     """
     n = a.shape[-1]
     if n <= _BLOCK:
@@ -161,9 +161,10 @@ def _infer_pinv(a: ArrayType, *, rcond: float) -> list[ArrayType]:
 
 
 def _pinv_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, rcond: float) -> list[Any]:
-    """The transpose of dP = -P dA P + P Pᴴ dAᴴ (I - A P) + (I - P A) dAᴴ Pᴴ P (Golub and Pereyra, 1973).
+    """Apply the transpose of dP = -P dA P + P Pᴴ dAᴴ (I - A P) + (I - P A) dAᴴ Pᴴ P (Golub and Pereyra, 1973).
 
-    It takes the singular values that are cut off for zeros, which a large rcond does not.
+    This assumes that the singular values below the cut are zero. With a large rcond they are not; then `_along_truncated` is
+    used.
     """
     (a,), (p,), (ct,) = inputs, outs, cts
 
@@ -178,10 +179,11 @@ def _pinv_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *,
 
 
 def _along_truncated(c: Any, a: Any, rcond: float) -> Any:
-    """The derivative of (pinv A)ᴴ = U f(S) Vᴴ along `c`, where f is 1/s of singular values above the cut, and 0 of others.
+    """Differentiate (pinv A)ᴴ = U f(S) Vᴴ along `c`. f is 1/s of singular values above the cut, and 0 of others.
 
-    In U and V it multiplies the Hermitian part by f's divided differences (f(s) - f(t)) / (s - t), the other part by
-    (f(s) + f(t)) / (s + t): the theorem of Daleckii and Krein for the Hermitian matrix [[0, A], [Aᴴ, 0]]. It is self-adjoint.
+    In U and V the derivative multiplies the Hermitian part by f's divided differences (f(s) - f(t)) / (s - t), and the other
+    part by (f(s) + f(t)) / (s + t). This is the theorem of Daleckii and Krein for the Hermitian matrix [[0, A], [Aᴴ, 0]]. It
+    is self-adjoint.
     """
     u, s, vh = np.linalg.svd(a, full_matrices=False)
     kept = s > rcond * np.max(s, axis=-1, keepdims=True)
@@ -205,13 +207,14 @@ pinv_p = Primitive(
 
 
 def _as_matrices(x: Any) -> Any:
-    """A number for each matrix, as matrices of one element."""
+    """Return a number for each matrix, as matrices of one element."""
     return np.expand_dims(x, (-2, -1))
 
 
 def _cofactors(a: np.ndarray) -> np.ndarray:
-    """det(A) A⁻ᵀ, which singular matrices have as well: of A = U S Vᴴ it is det(U) det(Vᴴ) conj(U) C conj(Vᴴ), where the
-    diagonal matrix C has the products of all other singular values.
+    """Return det(A) A⁻ᵀ, which exists for singular matrices, too.
+
+    For A = U S Vᴴ it is det(U) det(Vᴴ) conj(U) C conj(Vᴴ). The diagonal matrix C has the products of all other singular values.
     """
     det, out = np.linalg.det(a), np.empty_like(a)
     singular = det == 0
@@ -254,7 +257,7 @@ def _infer_slogdet(a: ArrayType) -> list[ArrayType]:
 
 
 def _slogdet_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
-    """d log|A| is the real part of tr(A⁻¹ dA); the imaginary part turns the sign."""
+    """Differentiate: d log|A| is the real part of tr(A⁻¹ dA), and the imaginary part turns the sign."""
     (a,), (of_sign, of_log) = inputs, cts
 
     def pull() -> Any:

@@ -1,6 +1,6 @@
-"""Checks and helpers that the rules of collectives share: for types, references and transposes.
+"""Checks and helpers for the rules of collectives: types, references and transposes.
 
-A gradient rule looks up other collectives by name: as each other's transposes, they cannot import each other.
+A gradient rule looks up other collectives by name. They are each other's transposes, so they cannot import each other.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 
 
 def require_divisible(name: str, x: ArrayType, dim: int, axes: Sequence[str], size: int) -> None:
-    """Raise ShapeError unless the dimension exists and can be cut into `size` blocks."""
+    """Raise ShapeError unless the dimension exists and splits into `size` blocks."""
     if not 0 <= dim < x.ndim:
         raise ShapeError(f"{name}: dimension {dim} does not exist in an operand of shape {x.shape}.")
     if x.shape[dim] % size:
@@ -45,12 +45,12 @@ def require_divisible(name: str, x: ArrayType, dim: int, axes: Sequence[str], si
 
 
 def resized(x: ArrayType, dim: int, numerator: int, denominator: int) -> tuple[int, ...]:
-    """The shape with one dimension multiplied by a fraction."""
+    """Return the shape with one dimension multiplied by a fraction."""
     return (*x.shape[:dim], x.shape[dim] * numerator // denominator, *x.shape[dim + 1 :])
 
 
 def check_op(name: str, x: ArrayType, op: str) -> None:
-    """Raise DTypeError for a reduction that the dtype lacks."""
+    """Raise DTypeError if the dtype lacks the reduction."""
     kind = "f" if is_inexact(x.dtype) and x.dtype.kind != "c" else x.dtype.kind
     if op in ("max", "min") and kind == "c":
         raise DTypeError(f"{name} {op!r} of {x}: complex numbers have no order. Reduce np.abs(x), or parts.")
@@ -66,7 +66,7 @@ def check_op(name: str, x: ArrayType, op: str) -> None:
 
 
 def own_block(x: Any, index: int, *, dim: int, stack: bool, size: int) -> Any:
-    """Block `index` of `size` along `dim` (the index itself when stacked): a view."""
+    """Return block `index` of `size` along `dim` (the index itself if stacked), as a view."""
     if stack:
         return x[(slice(None),) * dim + (index,)]
     step = x.shape[dim] // size
@@ -74,7 +74,7 @@ def own_block(x: Any, index: int, *, dim: int, stack: bool, size: int) -> Any:
 
 
 def blocks_of(x: Any, dim: int, size: int) -> list[Any]:
-    """All blocks along `dim`: views."""
+    """Return all blocks along `dim`, as views."""
     return [own_block(x, i, dim=dim, stack=False, size=size) for i in range(size)]
 
 
@@ -82,7 +82,7 @@ def blocks_of(x: Any, dim: int, size: int) -> list[Any]:
 
 
 def together(cts: Sequence[Any], transpose: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
-    """Transpose the operands that have a cotangent as one operation; the others stay None."""
+    """Transpose the operands that have a cotangent as one operation. The others stay None."""
     present = [i for i, ct in enumerate(cts) if ct is not None]
     out: list[Any] = [None] * len(cts)
     if present:
@@ -92,7 +92,7 @@ def together(cts: Sequence[Any], transpose: Callable[[list[Any]], Sequence[Any]]
 
 
 def linear_each(name: str) -> JvpRule:
-    """The forward derivative of a collective that is linear in each operand: itself, of those that have a tangent."""
+    """Return the forward derivative of a collective that is linear in each operand: itself, of the operands with a tangent."""
 
     def jvp(tangents: Sequence[Any], inputs: Any, outs: Any, **params: Any) -> list[Any]:
         return together(tangents, lambda present: bind(primitive_named(name), *present, **params))
@@ -104,7 +104,7 @@ def linear_each(name: str) -> JvpRule:
 
 
 def batch_operands(*dims: str) -> BatchRule:
-    """The rule of a collective whose parameters `dims` are dimensions: one, which moves what is not batched once."""
+    """Return the rule of a collective whose parameters `dims` are dimensions. It communicates unbatched operands once."""
 
     def batch(primitive: Primitive, values: Sequence[Any], batched: Sequence[bool], length: int, /, **params: Any) -> Any:
         whole = [x if b else np.expand_dims(x, 0) for x, b in zip(values, batched, strict=True)]
@@ -120,5 +120,5 @@ def batch_operands(*dims: str) -> BatchRule:
 
 
 def communicate(name: str, *values: Any, **params: Any) -> Any:
-    """Bind another collective than the user's, with a schedule of the compiler's choice."""
+    """Bind another collective than the user's, with a schedule that the compiler chooses."""
     return bind(primitive_named(name), *values, **(params | {"algorithm": None}))

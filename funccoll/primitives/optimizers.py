@@ -1,11 +1,11 @@
 """Steps of optimizers: the rule of each, and the primitive that takes a step for all leaves of one dtype.
 
-A rule is a plain function `rule(decay, p, g, *moments, *scalars) -> (update, *moments)`, and the parameter becomes
-`p + update`. It is written once: NumPy and traces evaluate it on whole arrays, which is the definition, and Numba compiles it
-for one element. So both round in the same order, and give the same bits, but for which NaN a NaN is.
+A rule is a plain function `rule(decay, p, g, *moments, *scalars) -> (update, *moments)`, and the parameter becomes `p +
+update`. It is written once. NumPy and traces evaluate it on whole arrays, which is the definition. Numba compiles it for one
+element. So both round in the same order, and give the same bits, except which NaN a NaN is.
 
-All is computed in float64 for float64 and in float32 for every other dtype, and rounded once when it is stored. Moments have
-their parameter's dtype: torch's `fused=True` does the same.
+A step is computed in float64 for float64 and in float32 for every other dtype, and rounded once for storage. Moments have their
+parameter's dtype. torch's `fused=True` does the same.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ UNDECAYED, COUPLED, DECOUPLED = 0, 1, 2
 
 
 class StepRule(NamedTuple):
-    """A rule, and the number of moments and scalars that it takes."""
+    """A rule, with its numbers of moments and scalars."""
 
     function: Callable[..., tuple[Any, ...]]
     moments: int
     scalars: int
 
 
-sqrt, maximum = np.sqrt, np.maximum  # the free names of rules, which a kernel binds to its own
+sqrt, maximum = np.sqrt, np.maximum  # the free names of rules: a kernel binds them to its own functions
 
-# `shrink` is the decay of a step: times the parameter it is added to the gradient, or to the update.
+# `shrink` is the decay of a step. Times the parameter, it is added to the gradient or to the update.
 
 
 def _sgd(decay: Any, p: Any, g: Any, rate: Any, shrink: Any) -> Any:
@@ -118,7 +118,7 @@ def _infer(*operands: ArrayType, rule: str, decay: int, leaves: int) -> list[Arr
 
 
 def evaluate_step(function: Callable[..., Any], operands: Sequence[Any], rule: str, decay: int, leaves: int) -> list[Any]:
-    """The results of a step on whole arrays of any library, with its form of the rule's function."""
+    """Return the results of a step on whole arrays of any library, with that library's form of the rule."""
     moments = RULES[rule].moments
     arrays = [operands[k * leaves : (k + 1) * leaves] for k in range(2 + moments)]
     dtype = arrays[0][0].dtype
@@ -151,7 +151,7 @@ def _refuse(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], **pa
 def _batch(
     primitive: Primitive, values: Sequence[Any], batched: Sequence[bool], size: int, *, rule: str, decay: int, leaves: int
 ) -> Any:
-    """One step for all elements of the batch; where their scalars differ, one for each."""
+    """Take one step for all elements of the batch, or one for each if their scalars differ."""
     arrays = (2 + RULES[rule].moments) * leaves
     if any(batched[arrays:]):
         return batch_each(primitive, values, batched, size, rule=rule, decay=decay, leaves=leaves)

@@ -1,7 +1,7 @@
-"""The sum of pieces of one array: what the gradients of slices, gathers and splits of a value add up to.
+"""The sum of pieces of one array: the gradients of slices, gathers and splits of a value, added up.
 
-Each piece alone would be an array of the whole shape, zero but for the piece (`scatter_add`), and a sum of them takes as many
-passes over the whole shape as there are pieces. Here all are added into one array, so that the cost is that of the pieces.
+Each piece alone would be an array of the whole shape, zero outside the piece (`scatter_add`). A sum of these would take as
+many passes over the whole shape as there are pieces. Here all pieces are added into one array, at the cost of the pieces.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["accumulate", "accumulate_p", "divide_operands"]
 
 
 def accumulate(start: Any, pieces: Sequence[Piece]) -> Any:
-    """The sum of pieces of one shape: into zeros, or into a copy of `start`, in the order in which they are given."""
+    """Add pieces of one shape, in the given order, into zeros or into a copy of `start`."""
     values = [piece.value for piece in pieces]
     arrays = [array for piece in pieces for array in piece.arrays]
     starts = [] if start is None else [start]
@@ -35,7 +35,7 @@ def accumulate(start: Any, pieces: Sequence[Piece]) -> Any:
 def divide_operands(
     operands: Sequence[Any], recipes: Sequence[Recipe], started: bool
 ) -> tuple[Any, list[tuple[Any, Sequence[Any], Recipe]]]:
-    """The operands of `accumulate` as the array to start from (or None), and each piece with its index arrays and recipe."""
+    """Split the operands of `accumulate` into the array to start from (or None) and (piece, its index arrays, its recipe)."""
     start, rest = (operands[0], operands[1:]) if started else (None, operands)
     return start, list(_pieces(rest, recipes))
 
@@ -56,7 +56,7 @@ def _infer_accumulate(
 
 @functools.lru_cache(maxsize=1 << 14)
 def _region(recipe: Recipe) -> tuple:
-    """The index of a recipe without arrays. With the ellipsis it gives a view, of a single element too."""
+    """Return the index of a recipe without arrays. The ellipsis makes it a view, also of a single element."""
     return (*realize(recipe, ()), ...)
 
 
@@ -94,10 +94,10 @@ def _batch(
     recipes: tuple[Recipe, ...],
     started: bool,
 ) -> Any:
-    """Slices get the batch as a dimension in front; of index arrays each element of the batch has its own equation."""
+    """Batch a sum. Slices get the batch as their first dimension; index arrays take one equation for each element."""
     if any(entry[0] == "array" for recipe in recipes for entry in recipe):
         return batch_each(primitive, values, batched, size, shape=shape, recipes=recipes, started=started)
-    # A piece that is not batched broadcasts; the array to start from has the result's shape.
+    # An unbatched piece broadcasts. The array to start from has the result's shape.
     values = [*values]
     if started and not batched[0]:
         values[0] = np.broadcast_to(values[0], (size, *shape))

@@ -1,7 +1,7 @@
-"""Pooling along one dimension: the maximum or the sum of each window. Over several dimensions it is one after the other.
+"""Pooling along one dimension: the maximum or the sum of each window. Several dimensions are pooled one after the other.
 
-Where several elements are the maximum, the first has the gradient; also in several dimensions, if the last is pooled first.
-A window may reach into the padding, which has no elements, but each holds at least one of its own.
+If several elements are the maximum, the first one gets the gradient. That holds in several dimensions, too, if the last is
+pooled first. A window may reach into the padding, which has no elements. Each window has at least one element.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _found(size: int, window: int, stride: int, padding: Pair) -> int:
 
 
 def window_places(size: int, dim: int, window: int, stride: int, padding: Pair) -> Iterator[tuple[Any, Any]]:
-    """(index of windows, index of their elements) for each place in the window; those in the padding are left out."""
+    """Yield (index of windows, index of their elements) for each place in the window, without the padding."""
     found, before = _found(size, window, stride, padding), (slice(None),) * dim
     for k in range(window):
         offset = k - padding[0]
@@ -79,7 +79,7 @@ def _window_max(x: np.ndarray, *, dim: int, **params: Any) -> np.ndarray:
 
 
 def _hits(x: np.ndarray, out: np.ndarray, dim: int, **params: Any) -> Iterator[tuple[Any, Any, np.ndarray]]:
-    """(index of windows, of elements, which of them are their window's first maximum) for each place in the window."""
+    """Yield (index of windows, of elements, mask of their windows' first maximum) for each place in the window."""
     free = np.ones(out.shape, np.bool_)
     has_nan = is_inexact(x.dtype) and bool(np.isnan(out).any())
     for windows, elements in window_places(x.shape[dim], dim, **params):

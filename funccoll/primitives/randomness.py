@@ -1,7 +1,7 @@
-"""Counter-based random words: NumPy's Philox4x64-10 (Salmon et al., SC 2011), and what is drawn with an unknown number of them.
+"""Counter-based random words, NumPy's Philox4x64-10 (Salmon et al., SC 2011), and draws that take an unknown number of them.
 
-A key is uint64[2]. The top word of Philox's 256-bit counter keeps the uses of one key apart: 0 for bits, 1 for
-fold_in, 2 for split, 3 and 4 for gamma. Keys may have leading dimensions, for `vmap`: each draws by itself.
+A key is uint64[2]. The top word of Philox's 256-bit counter separates the uses of one key: 0 for bits, 1 for fold_in, 2 for
+split, 3 and 4 for gamma. Keys may have leading dimensions, for `vmap`. Then each key draws for itself.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ def _words(key: np.ndarray, count: int, purpose: int, number: int = 0) -> np.nda
 
 
 def check_key(key: ArrayType) -> None:
-    """Raise unless it is the type of one key."""
+    """Raise ShapeError unless it is the type of one key."""
     if key.shape != (2,) or key.dtype != _UINT64:
         raise ShapeError(f"a random key has type u64[2], not {key}: make one with fc.random.key(seed).")
 
 
 def check_data(data: ArrayType) -> None:
-    """Raise unless it is the type of what is folded into one key."""
+    """Raise ShapeError unless it is a type that can be folded into one key."""
     if data.shape or data.dtype.kind not in "iu":
         raise ShapeError(f"random.fold_in takes an integer scalar, not {data}.")
 
 
 def _each(key: np.ndarray, draw: Callable[..., np.ndarray], shape: Sequence[int], *data: np.ndarray) -> np.ndarray:
-    """`draw(key, *data)` for each key, which gives an array of this shape for each."""
+    """Stack `draw(key, *data)` for each key. Each result has this shape."""
     if key.ndim == 1:
         return draw(key, *data).reshape(shape)
     lead = key.shape[:-1]
@@ -109,7 +109,7 @@ def _infer_order(values: ArrayType) -> list[ArrayType]:
 random_order_p = Primitive(
     "random_order", _infer_order, lambda values: np.argsort(values, axis=-1, kind="stable"), batch=batch_all
 )
-"""The order of values along the last dimension: of random words, a random one."""
+"""The order of values along the last dimension. For random words it is a random order."""
 
 
 def _infer_log_gamma(key: ArrayType, a: ArrayType) -> list[ArrayType]:
@@ -117,7 +117,7 @@ def _infer_log_gamma(key: ArrayType, a: ArrayType) -> list[ArrayType]:
 
 
 def _unit(words: np.ndarray) -> np.ndarray:
-    """Words as float64 in (0, 1]."""
+    """Return words as float64 in (0, 1]."""
     return 1 - (words >> np.uint64(11)) * 2.0**-53
 
 
@@ -126,7 +126,7 @@ def _log_gamma(key: np.ndarray, a: np.ndarray) -> np.ndarray:
 
 
 def _draw_log_gamma(key: np.ndarray, a: np.ndarray) -> np.ndarray:
-    """Logarithms of gamma variates of shape `a` (float64). What is rejected, at most one in 20, draws further words.
+    """Draw logarithms of gamma variates of shape `a` (float64). At most one in 20 is rejected, and draws more words.
 
     Source: Marsaglia and Tsang, "A simple method for generating gamma variables", 2000.
     """

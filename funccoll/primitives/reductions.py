@@ -18,7 +18,7 @@ __all__ = ["REDUCTIONS", "argmax_p", "argmin_p", "cumsum_p", "product_of_others"
 
 
 def reduced(shape: Sequence[int], dims: tuple[int, ...], keepdims: bool) -> tuple[int, ...]:
-    """The shape that is left of `shape` when `dims` are reduced."""
+    """Return `shape` without the reduced `dims`."""
     if keepdims:
         return tuple(1 if d in dims else n for d, n in enumerate(shape))
     return tuple(n for d, n in enumerate(shape) if d not in dims)
@@ -37,7 +37,7 @@ def _infer_nonempty(x: ArrayType, *, dims: tuple[int, ...], dtype: np.dtype, kee
 
 
 def _expand(x: Any, shape: Sequence[int], dims: tuple[int, ...]) -> Any:
-    """A reduced value with the reduced dimensions back as 1, so that it broadcasts against the operand."""
+    """Return a reduced value with the reduced dimensions as 1, so that it broadcasts against the operand."""
     return np.reshape(x, reduced(shape, dims, True))
 
 
@@ -51,7 +51,7 @@ def _sum_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, 
 
 
 def _winners(x: Any, out: Any, dims: tuple[int, ...]) -> tuple[Any, Any]:
-    """(1 where an element is the extremum, 0 elsewhere; their number along `dims`). NaNs are equal here."""
+    """Return (1 for each extremum, 0 elsewhere; their number along `dims`). NaNs are equal here."""
     best = _expand(out, x.shape, dims)
     hit = ((x == best) | (np.isnan(x) & np.isnan(best))).astype(x.dtype)
     return hit, sum_over(hit, dims, True)
@@ -73,9 +73,9 @@ def _extremum_jvp(tangents: Sequence[Any], inputs: Sequence[Any], outs: Sequence
 
 
 def product_of_others(x: Any, dim: int) -> Any:
-    """For each element the product of all others along `dim`: correct with zeros, and differentiable again.
+    """Return, for each element, the product of all others along `dim`. It is correct with zeros, and differentiable again.
 
-    Two exclusive scans by doubling, ⌈log₂ n⌉ steps each (Hillis and Steele, 1986).
+    It takes two exclusive scans by doubling, ⌈log₂ n⌉ steps each (Hillis and Steele, 1986).
     """
     n = x.shape[dim]
     ahead = (slice(None),) * dim
@@ -94,7 +94,7 @@ def product_of_others(x: Any, dim: int) -> Any:
 
 
 def _others(x: Any, dims: tuple[int, ...]) -> Any:
-    """For each element the product of all others along `dims`."""
+    """Return, for each element, the product of all others along `dims`."""
     rest = [d for d in range(x.ndim) if d not in dims]
     order = (*rest, *dims)
     flat = np.reshape(np.transpose(x, order), (*(x.shape[d] for d in rest), -1 if x.size else 0))
@@ -113,7 +113,7 @@ def _prod_jvp(tangents: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any
 
 def _reference(ufunc: np.ufunc) -> Callable[..., Any]:
     def reference(x: np.ndarray, *, dims: tuple[int, ...], dtype: np.dtype, keepdims: bool) -> Any:
-        # bfloat16 has 8 bits: a sum of many ones would stop at 256. It accumulates in float32, as float16 does.
+        # bfloat16 has 8 bits, so a sum of many ones would stop at 256. It accumulates in float32, as float16 does.
         wide = np.dtype(np.float32) if dtype == bfloat16 else dtype
         out = ufunc.reduce(x, axis=dims, dtype=wide, keepdims=keepdims)
         return out if wide == dtype else out.astype(dtype)

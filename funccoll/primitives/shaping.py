@@ -20,13 +20,13 @@ __all__ = ["broadcast_to_p", "concatenate_p", "fit", "pad_p", "reshape", "reshap
 
 
 def sum_over(x: Any, dims: tuple[int, ...] | int | None, keepdims: bool = False) -> Any:
-    """The sum over dimensions, in the dtype of `x`: rules use it, for a concrete bfloat16 array adds up in 16 bits."""
+    """Sum over dimensions, in the dtype of `x`. Rules use it, because NumPy adds a concrete bfloat16 array in 16 bits."""
     total = np.sum(x, axis=dims, dtype=wide_dtype(x.dtype), keepdims=keepdims)
     return total if total.dtype == x.dtype else total.astype(x.dtype)
 
 
 def fit(ct: Any, like: Any) -> Any:
-    """A cotangent in the shape and dtype of the operand: sums over what was broadcast, real part for reals."""
+    """Return a cotangent in the shape and dtype of the operand: sums over broadcast dimensions, the real part for reals."""
     shape, dtype = tuple(like.shape), like.dtype
     if ct.dtype.kind == "c" and dtype.kind != "c":
         ct = np.real(ct)
@@ -186,6 +186,6 @@ pad_p = Primitive("pad", _infer_pad, _pad, _pad_vjp, jvp=linear_together("pad"),
 
 
 def reshape(x: Any, shape: Sequence[int]) -> Any:
-    """`x` in another shape; the identity when it has it already."""
+    """Return `x` in another shape, or unchanged if it has it already."""
     shape = tuple(map(int, shape))
     return x if tuple(x.shape) == shape else bind(reshape_p, x, shape=shape)

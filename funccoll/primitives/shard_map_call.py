@@ -1,4 +1,4 @@
-"""The call of a program on a mesh, as one operation on global values: for gradients around jitted functions."""
+"""The call of a program on a mesh as one operation on global values, for gradients around jitted functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["ShardMapCall", "shard_map_call_p"]
 
 
 class ShardMapCall(Protocol):
-    """The program that is called (`compiler/program_calls.py` makes it), with the layouts of its arguments and results."""
+    """The called program, with the layouts of its arguments and results. `compiler/program_calls.py` makes it."""
 
     @property
     def name(self) -> str:
@@ -30,7 +30,7 @@ class ShardMapCall(Protocol):
         ...
 
     def run(self, values: Sequence[Any]) -> list[Any]:
-        """The results for concrete arguments: Arrays where they are split, NumPy arrays where they are whole."""
+        """Return the results for concrete arguments: Arrays if they are split, NumPy arrays if they are whole."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Primitives that order elements along one dimension: sort, partition, their positions, and the search in sorted ones."""
+"""Primitives that order elements along one dimension: sort, partition, their positions, and the search in sorted arrays."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _order(x: Any, dim: int) -> Any:
 
 
 def _reordered_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, dim: int, **params: Any) -> list[Any]:
-    """The cotangent of the element that stands at each place. Equal elements get each other's as they come."""
+    """Give each element the cotangent of its place. Equal elements may get each other's."""
 
     def pull() -> Any:
         sorted_cts = np.take_along_axis(cts[0], _order(outs[0], dim), dim)

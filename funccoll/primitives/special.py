@@ -1,7 +1,8 @@
-"""Primitives of scipy.special's ufuncs, by name: SciPy is an optional package, and is loaded when one is computed.
+"""Primitives of scipy.special's ufuncs, by name. SciPy is an optional package, loaded when one is computed.
 
-A rule of a gradient is `rule(ct, out, *inputs)`, as for NumPy's ufuncs. It calls SciPy's ufuncs again, so it can be traced and
-differentiated again. A parameter without a rule (the order of a Bessel function) is refused when its gradient is asked for.
+A gradient rule is `rule(ct, out, *inputs)`, as for NumPy's ufuncs. It calls SciPy's ufuncs again, so it can be traced and
+differentiated again. A parameter without a rule (the order of a Bessel function) raises an error when you ask for its
+gradient.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ __all__ = ["SPECIAL", "scipy_ufunc", "special_primitive"]
 Rule = Callable[..., Any]
 
 SPECIAL: dict[str, Primitive] = {}
-"""Every traceable ufunc of scipy.special by its `__name__`: digamma's is psi, jn's jv, and zeta calls _zeta."""
+"""Every traceable ufunc of scipy.special by its `__name__`. digamma's is psi, jn's is jv, and zeta calls _zeta."""
 
 
 @functools.cache
 def scipy_ufunc(name: str) -> Any:
-    """A ufunc of SciPy; raises MissingPackageError where SciPy is not installed."""
+    """Return a ufunc of SciPy. Raise MissingPackageError if SciPy is not installed."""
     try:
-        from scipy.special import _ufuncs  # where _zeta is, too, which scipy.special.zeta calls
+        from scipy.special import _ufuncs  # it also has _zeta, which scipy.special.zeta calls
     except ImportError as error:
         raise MissingPackageError(f"scipy.special.{name} needs SciPy: pip install 'funccoll[scipy]'.") from error
     return getattr(_ufuncs, name)
 
 
 def special_primitive(ufunc: np.ufunc) -> Primitive | None:
-    """The primitive of one of SciPy's ufuncs; None for any other."""
+    """Return the primitive of one of SciPy's ufuncs; None for any other."""
     loaded = getattr(sys.modules.get("scipy.special._ufuncs"), ufunc.__name__, None)
     return SPECIAL.get(ufunc.__name__) if loaded is ufunc else None
 
@@ -87,7 +88,7 @@ _ROOT_PI, _ROOT_TWO_PI = math.sqrt(math.pi), math.sqrt(2 * math.pi)
 
 
 def _quotient(x: Any, y: Any) -> Any:
-    """x / y, and 0 where x is 0: the function does not depend on y there."""
+    """Return x / y, and 0 if x is 0, because the function does not depend on y there."""
     return x / np.where(x == 0, np.ones((), y.dtype), y)
 
 

@@ -1,6 +1,6 @@
-"""The local primitives of collectives: they depend on the device or on the type, and move nothing.
+"""The local primitives of collectives. They depend on the device or on the type, and move nothing.
 
-pvary marks a value as varying, own_slice cuts a device's own block out of a value that all devices have, axis_index is the
+pvary marks a value as varying. own_slice cuts a device's own block out of a value that all devices have. axis_index is the
 device's position.
 """
 
@@ -24,7 +24,7 @@ __all__ = ["axis_index_p", "axis_size", "own_slice_p", "pvary", "pvary_p", "spre
 
 
 def axis_size(axes: Sequence[str]) -> int:
-    """The number of devices along `axes` in the current mesh."""
+    """Return the number of devices along `axes` in the current mesh."""
     return math.prod(current_interpreter().axis_sizes[a] for a in axes)
 
 
@@ -32,12 +32,12 @@ def axis_size(axes: Sequence[str]) -> int:
 
 
 def pvary(x: Any, axes: Sequence[str]) -> Any:
-    """`x`, marked as varying over `axes` as well."""
+    """Return `x`, marked as varying over `axes` as well."""
     return bind(pvary_p, x, axes=tuple(axes))
 
 
 def spread(cts: Sequence[Any], axes: Sequence[str], op: str, size: int) -> list[Any]:
-    """pvary of each cotangent, divided by p for a mean."""
+    """Apply pvary to each cotangent, divided by p for a mean."""
     divide = op == "mean"
     return [None if ct is None else pvary(ct / np.asarray(size, ct.dtype) if divide else ct, axes) for ct in cts]
 
@@ -49,7 +49,7 @@ def _infer_pvary(x: ArrayType, *, axes: tuple[str, ...]) -> list[ArrayType]:
 
 
 def summed(ct: Any, axes: Collection[str]) -> Any:
-    """The sum of devices' cotangents of a value that is equal on all of them: the transpose of pvary."""
+    """Sum devices' cotangents of a value that is equal on all of them: the transpose of pvary."""
     along = tuple(a for a in current_interpreter().axis_sizes if a in axes)
     return communicate("all_reduce", ct, axes=along, op="sum", size=axis_size(along))[0] if along else ct
 
