@@ -1,4 +1,4 @@
-"""The command `funccoll`: finds the command that is named, and loads only its module."""
+"""The command `funccoll`. It finds the named command, and loads only its module."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from .commands.standard_output import run_command_line
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS = {
-    "run": "start a script in several processes of this machine",
-    "explain": "run a script on virtual devices, and show each program that it compiles: algorithms, costs, and why",
-    "schedule": "show a collective's schedule: what it does and costs, its proof; draw it, write it to a file",
-    "profile": "merge a profile that ranks have recorded: where their time went, and what caused waiting",
-    "tune": "measure this machine, so that costs and choices of algorithms are its own",
+    "run": "start a script in several processes",
+    "explain": "run a script on virtual devices; show the algorithms and costs of each compiled program, and why",
+    "schedule": "show, prove, draw or export the schedule of a collective",
+    "profile": "merge the recorded profile of a job; show where time went and what caused waiting",
+    "tune": "measure this machine for the cost model and the choice of algorithms",
     "doctor": "report what this machine has, and what is missing or wrong",
 }
-"""Command -> its line in the help. Each is the function `main` of `tools/commands/<command>_command.py`."""
+"""Command -> its line in the help. Each command is the function `main` of `tools/commands/<command>_command.py`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line; returns the exit code.
+    """Run a command line, and return the exit code.
 
-    Without `arguments` it is the command line of this process, whose standard output may be in any state: see
-    `commands.standard_output`.
+    Without `arguments` it is the command line of this process. Its standard output may then be in any state
+    (`commands.standard_output`).
     """
     if arguments is not None:
         return _run(list(arguments))

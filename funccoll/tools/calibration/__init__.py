@@ -1,4 +1,4 @@
-"""Calibration: measuring this host's collectives, and fitting the cost model's parameters to the times.
+"""Calibration: it measures this host's collectives, and fits the cost model's parameters to the times.
 
 It imports `compiler` and `schedules.model`.
 """

@@ -1,4 +1,4 @@
-"""Direct reads of private arguments, timed beside staging in the ranks of a job: from how many bytes on they are faster."""
+"""Timing of direct reads of private arguments against staging, in the ranks of a job: the sizes that they speed up."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _BODIES: tuple[Callable[[Any], Any], ...] = (
     lambda x: collectives.all_to_all(x, _AXIS, split_dim=0, concat_dim=0),
     lambda x: collectives.reduce_scatter(x, _AXIS),
 )
-"""Of collectives that copy, and of those that combine."""
+"""For collectives that copy, and for those that combine."""
 
 
 def time_direct_reads(turns: int) -> DirectReads:
-    """The bounds for this host, measured by all ranks of this job; the usual ones where ranks cannot read each other."""
+    """Return this host's bounds, measured by all ranks of this job; the usual bounds if ranks cannot read each other."""
     init()
     access: Any = getattr(current(), "transport").access  # noqa: B009  (of a job on one host)
     if access.bounds is None:
@@ -44,21 +44,21 @@ def time_direct_reads(turns: int) -> DirectReads:
     mesh = make_mesh({_AXIS: world_size()}, device="cpu")
     slowest = jit(lambda t: collectives.all_reduce(t, _AXIS, op="max"), mesh=mesh, in_specs=P(_AXIS), out_specs=P())
     (meet,) = slowest.lower(np.zeros(2 * world_size())).compile().group_calls
-    # Each turn has all sizes: a machine whose cores change places meets all of them.
+    # Each turn has all sizes. If cores of the machine change places, all sizes see that.
     found = [[[_turn(pair, turn, meet) for pair in some] for some in pairs] for turn in range(turns + 1)]
-    copied, combined = np.median(np.array(found[1:]), axis=0).tolist()  # the first turn counts for nothing
+    copied, combined = np.median(np.array(found[1:]), axis=0).tolist()  # the first turn does not count
     return DirectReads(least_bytes(_SIZES, copied), least_bytes(_SIZES, combined))
 
 
 def least_bytes(sizes: Sequence[int], gains: Sequence[float]) -> int:
-    """The size from which on direct reads gain most: `gains` are times as long as staging takes. 0 where they never do."""
+    """Return the size from which on direct reads gain most; 0 if they never do. `gains` are times relative to staging."""
     found = {size: sum(map(math.log, gains[i:])) for i, size in enumerate(sizes)}
     best = max(found, key=lambda size: found[size])
     return best if found[best] > 0 else 0
 
 
 def _pair(body: Callable[[Any], Any], nbytes: int, access: Any) -> _Pair:
-    """The same collective twice, with staging and with direct reads of `nbytes` each, and an argument."""
+    """Return the same collective twice, with staging and with direct reads of `nbytes` each, and an argument."""
     x, groups = np.ones(world_size() * nbytes // ITEM, np.float32), []
     for access.bounds in (None, DirectReads(1, 1)):
         mesh = make_mesh({_AXIS: world_size()}, device="cpu")
@@ -68,11 +68,11 @@ def _pair(body: Callable[[Any], Any], nbytes: int, access: Any) -> _Pair:
 
 
 def _turn(pair: _Pair, turn: int, meet: Callable[..., Any]) -> float:
-    """The time with staging over that with direct reads, of the slowest rank."""
+    """Return the time with staging over that with direct reads, on the slowest rank."""
     (groups, x), times = pair, np.zeros(2)
     for i in (0, 1) if turn % 2 else (1, 0):
         for _ in range(max(2, _TURN_BYTES // x.nbytes)):
-            x.fill(turn)  # as its owner has just written it: no other core's caches hold it
+            x.fill(turn)  # as if its owner has just written it: no other core's caches hold it
             meet(times)
             start = time.perf_counter()
             groups[i](x)

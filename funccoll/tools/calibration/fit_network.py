@@ -1,8 +1,8 @@
-"""The network's parameters from times measured on several hosts, those inside a host being known.
+"""The network's parameters, fitted to times on several hosts. The parameters inside a host are known.
 
-The time of a schedule is piecewise linear in (start, alpha, beta): near given parameters it is a time inside the hosts, plus
-the messages and bytes on the critical path. As in `fit_parameters`, the fit alternates between these and the parameters, on the
-logarithms of parameters and times, and what is far off counts linearly.
+The time of a schedule is piecewise linear in (start, alpha, beta). Near given parameters it is a time inside the hosts, plus
+the messages and bytes on the critical path. As in `fit_parameters`, the fit alternates between these slopes and the
+parameters. It works on the logarithms of parameters and times, and outliers count linearly.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["NetworkFit", "built_on", "fit_network"]
 
 _LEAST = np.array([1e-9, 1e-8, 1e-13])
 _MOST = np.array([1.0, 1.0, 1e-3])
-"""Bounds of what is fitted: start, alpha, beta. At its lower bound it is 0."""
+"""Upper bounds of the fit: start, alpha, beta. A value at its lower bound is 0."""
 _HUBER = 0.1
 """Error of a logarithm from which on it counts linearly."""
 _ROUNDS, _STEPS = 12, 60
@@ -33,7 +33,7 @@ _SMALL = 1e-6  # relative change of a parameter, for slopes
 
 @dataclass(frozen=True)
 class NetworkFit:
-    """Fitted parameters, and predicted over measured time in each sample's place."""
+    """Fitted parameters, and predicted over measured time for each sample."""
 
     parameters: NetworkParameters
     ratios: tuple[float, ...]
@@ -45,7 +45,7 @@ class NetworkFit:
 
 
 def built_on(kind: str, algorithm: str, hosts: tuple[int, ...]) -> Schedule:
-    """The schedule of ranks on these hosts."""
+    """Return the schedule of ranks on these hosts."""
     takes = find(kind, algorithm, len(hosts)).is_hierarchical
     return build(kind, len(hosts), algorithm, hosts=hosts if takes else None)
 
@@ -53,7 +53,7 @@ def built_on(kind: str, algorithm: str, hosts: tuple[int, ...]) -> Schedule:
 def fit_network(samples: Sequence[Sample], hosts: tuple[int, ...], inside: HostParameters) -> NetworkFit:
     """Fit the network's parameters to times that were measured with one rank on each of `hosts`' entries.
 
-    Raises ValueError for fewer samples than parameters.
+    Raise ValueError if there are fewer samples than parameters.
     """
     if len(samples) < len(_LEAST):
         raise ValueError(f"{len(samples)} measured times cannot determine {len(_LEAST)} parameters")
@@ -75,7 +75,7 @@ def fit_network(samples: Sequence[Sample], hosts: tuple[int, ...], inside: HostP
 
 
 def _begins(samples: Sequence[Sample]) -> list[tuple[float, float, float]]:
-    """Orders of magnitude: of the shortest time, and of the time per byte of the longest data."""
+    """Return orders of magnitude: of the shortest time, and of the time per byte of the longest data."""
     least = min(s.seconds for s in samples)
     largest = max(samples, key=lambda s: s.nbytes)
     return [
@@ -85,7 +85,7 @@ def _begins(samples: Sequence[Sample]) -> list[tuple[float, float, float]]:
 
 
 def _search(seconds: Callable[[np.ndarray], np.ndarray], measured: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The values with the least loss that are found from `values`."""
+    """Return the values with the least loss found from `values`."""
     values = np.clip(values, _LEAST * 2, _MOST / 2)
     best = _loss(np.log(seconds(values)) - measured)
     for _ in range(_ROUNDS):
@@ -102,7 +102,7 @@ def _search(seconds: Callable[[np.ndarray], np.ndarray], measured: np.ndarray, v
 
 
 def _minimize(slopes: np.ndarray, rest: np.ndarray, measured: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Values with the least loss where times are rest + slopes · values, by Levenberg's and Marquardt's method."""
+    """Return values with the least loss for times of rest + slopes · values, by Levenberg's and Marquardt's method."""
     damping, low, high = 1e-2, np.log(_LEAST), np.log(_MOST)
 
     def at(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

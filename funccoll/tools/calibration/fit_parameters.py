@@ -1,10 +1,11 @@
 """The cost model's parameters from measured times: a robust fit of the logarithms.
 
 The model's time of a schedule is piecewise linear in (alpha, beta, gamma): a sum over rounds of the busiest rank. Near given
-parameters it is linear, with the waits, bytes and reduced bytes on the critical path as slopes. So the fit
-alternates: it finds these slopes by `cost`, and then the parameters, by Levenberg's and Marquardt's method, until neither
-changes. It works on the logarithms of the parameters, which are then positive, and of the times, so that small and large data
-weigh alike; what is far off counts linearly (Huber, Annals of Mathematical Statistics 35, 1964).
+parameters it is linear, with the waits, bytes and reduced bytes on the critical path as slopes. So the fit alternates. It
+finds these slopes by `cost`, and then the parameters by Levenberg's and Marquardt's method, until neither changes.
+
+It works on the logarithms of the parameters, which are then positive, and of the times, so small and large data weigh alike.
+Outliers count linearly (Huber, Annals of Mathematical Statistics 35, 1964).
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from ...schedules.schedule import Schedule, build
 __all__ = ["Fit", "Sample", "fit", "of_messages", "predicted"]
 
 _LEVELS = 2
-"""Caches whose limits are fitted: those of a core, and those that cores share."""
+"""The number of caches with fitted limits: those of a core, and those that cores share."""
 _LEAST = np.array([1e-9, 1e-10, 1e-13, 1e-14, *[2.0**14, 1e-3] * _LEVELS])
 _MOST = np.array([1.0, 1.0, 1e-6, 1e-6, *[2.0**40, 20.0] * _LEVELS])
-"""Bounds of what is fitted: start, alpha, beta, gamma, and of each cache its bytes and excess. At its lower bound it is 0."""
+"""Upper bounds: start, alpha, beta, gamma, and each cache's bytes and excess. A value at its lower bound is 0."""
 _HUBER = 0.1
 """Error of a logarithm from which on it counts linearly."""
 _STEPS = 100
@@ -45,7 +46,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Fit:
-    """Fitted parameters, and how far their predictions are from the times: predicted over measured, in each sample's place."""
+    """Fitted parameters, and predicted over measured time for each sample."""
 
     parameters: HostParameters
     ratios: tuple[float, ...]
@@ -57,12 +58,12 @@ class Fit:
 
 
 def predicted(parameters: HostParameters, schedule: Schedule, nbytes: int) -> float:
-    """The model's seconds of a schedule on a host with these parameters."""
+    """Return the model's seconds of a schedule on a host with these parameters."""
     return cost(schedule, Topology.measured_host(schedule.nranks, parameters), nbytes).seconds
 
 
 def of_messages(p: int, parameters: HostParameters) -> Topology:
-    """The textbooks' machine in place of shared memory: for comparison."""
+    """Return the textbooks' machine, which sends messages instead of sharing memory, for comparison."""
     found = Topology.uniform(p, parameters.alpha, parameters.beta, parameters.gamma)
     return replace(found, start=parameters.start, caches=parameters.caches)
 
@@ -76,8 +77,8 @@ def fit(
 ) -> Fit:
     """Fit the parameters of `nranks` ranks to measured times.
 
-    For comparison with other models: the `topology` of given parameters, without `start`, or with fewer `levels` of caches.
-    Raises ValueError for fewer samples than parameters.
+    For comparison with other models, pass the `topology` of given parameters, no `start`, or fewer `levels` of caches. Raise
+    ValueError if there are fewer samples than parameters.
     """
     if len(samples) < len(_LEAST):
         raise ValueError(f"{len(samples)} measured times cannot determine {len(_LEAST)} parameters")
@@ -108,7 +109,7 @@ class _Model:
         self.measured = np.log([s.seconds for s in samples])
 
     def values(self, x: np.ndarray) -> HostParameters:
-        """The parameters, from their logarithms."""
+        """Return the parameters, given their logarithms."""
         found = np.exp(x)
         found[found <= _LEAST * 1.01] = 0.0
         start, alpha, beta, gamma, *caches = found.tolist()
@@ -116,7 +117,7 @@ class _Model:
         return HostParameters(self.nranks, start, alpha, beta, gamma, tuple(levels))
 
     def critical(self, x: np.ndarray) -> np.ndarray:
-        """float64[samples, 3]: waits, bytes and reduced bytes on the critical path with these parameters."""
+        """Return float64[samples, 3]: waits, bytes and reduced bytes on the critical path with these parameters."""
         values, found = np.exp(x), []
         for schedule, sample, data in zip(self.schedules, self.samples, self.data, strict=True):
             factor = self.topology(self.nranks, self.values(x)).factor(data)
@@ -130,13 +131,13 @@ class _Model:
         return np.array(found)
 
     def errors(self, x: np.ndarray) -> np.ndarray:
-        """Logarithms of predicted over measured times."""
+        """Return logarithms of predicted over measured times."""
         machine = self.topology(self.nranks, self.values(x))
         pairs = zip(self.schedules, self.samples, strict=True)
         return np.log([cost(schedule, machine, s.nbytes).seconds for schedule, s in pairs]) - self.measured
 
     def linear(self, x: np.ndarray, critical: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(errors, their slopes [samples, parameters]), with a given critical path."""
+        """Return (errors, their slopes [samples, parameters]) for a given critical path."""
         start, alpha, beta, gamma, *caches = np.exp(x)
         per_byte = beta * critical[:, 1] + gamma * critical[:, 2]
         factor, slopes = 1.0, []
@@ -153,7 +154,7 @@ class _Model:
 
 
 def _begins(model: _Model) -> Iterator[np.ndarray]:
-    """Logarithms from which the search begins: orders of magnitude, without limits of caches, and with one and two."""
+    """Yield logarithms to begin the search from: orders of magnitude with no, one and two limits of caches."""
     least = float(np.exp(model.measured.min()))
     per_byte = float(np.median((np.exp(model.measured) / model.data)[np.argsort(model.data)[-6:]]))
     small, large = float(model.data.min()), float(model.data.max())
@@ -178,7 +179,7 @@ def _alternate(model: _Model, x: np.ndarray) -> np.ndarray:
 
 
 def _minimize(model: _Model, x: np.ndarray, critical: np.ndarray) -> np.ndarray:
-    """The logarithms of the parameters with the least loss that is found from `x`, with a given critical path."""
+    """Return the logarithms of the parameters with the least loss found from `x`, for a given critical path."""
     low, high, damping = np.log(_LEAST), np.log(_MOST), 1e-2
     errors, slopes = model.linear(x, critical)
     best = _loss(errors)
@@ -187,7 +188,7 @@ def _minimize(model: _Model, x: np.ndarray, critical: np.ndarray) -> np.ndarray:
         normal, toward = slopes.T @ (weights[:, None] * slopes), slopes.T @ (weights * errors)
         before = best
         while damping < 1e8:
-            # What no sample depends on stays where it is.
+            # Parameters on which no sample depends stay as they are.
             step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)) + 1e-9 * np.eye(len(x)), -toward)
             tried = np.clip(x + np.clip(step, -1.5, 1.5), low, high)
             found = model.linear(tried, critical)

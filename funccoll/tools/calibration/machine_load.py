@@ -1,6 +1,6 @@
-"""How busy other processes keep this machine: times measured beside them would be theirs.
+"""The load of this machine by other processes, which would distort measured times.
 
-Processor seconds that the kernel has counted for all processors (/proc/stat), without those of the processes that measure.
+It is the processor time that the kernel has counted for all processors (/proc/stat), without that of the measuring processes.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from ...job import host
 __all__ = ["OtherProcesses", "excess"]
 
 _TOLERATED = 0.1
-"""Part of the processors that ranks need which others may use."""
-_IDLE, _WAITING = 3, 4  # columns of /proc/stat in which nothing is computed
+"""The part of the processors needed by the ranks that others may use."""
+_IDLE, _WAITING = 3, 4  # columns of /proc/stat without computation
 
 
 @dataclass
 class OtherProcesses:
-    """Processor seconds of other processes in a `with` block: `rate` is how many processors they kept busy."""
+    """Processor seconds of other processes in a `with` block. `rate` is the number of processors that they kept busy."""
 
     own: float = 0.0
-    """Processor seconds of the processes that are measured, which the block sets."""
+    """Processor seconds of the measured processes, which the block sets."""
     rate: float = 0.0
 
     def __enter__(self) -> OtherProcesses:
@@ -38,7 +38,7 @@ class OtherProcesses:
 
 
 def _busy_seconds() -> float:
-    """Seconds that all processors have computed since the machine started; 0 where that is not told."""
+    """Return the seconds that all processors have computed since the machine started; 0 if the system does not report them."""
     try:
         words = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
     except (OSError, IndexError):
@@ -47,7 +47,7 @@ def _busy_seconds() -> float:
 
 
 def excess(rate: float, ranks: int) -> str:
-    """The reason why `ranks` ranks cannot be measured beside others that keep `rate` processors busy, "" when they can."""
+    """Say why `ranks` ranks cannot be measured while others keep `rate` processors busy, or return ""."""
     processors, needed = os.sysconf("SC_NPROCESSORS_ONLN"), min(ranks, host.cores())
     if processors - rate >= needed * (1 - _TOLERATED):
         return ""

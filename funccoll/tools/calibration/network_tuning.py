@@ -1,4 +1,4 @@
-"""Measuring the hosts of a running job: collectives inside the hosts and across them, and the profile that is made of both."""
+"""Measurement of a running job's hosts: collectives inside and across them, and the profile made of both."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ __all__ = ["HostsPlan", "combined", "measure_hosts"]
 
 
 class HostsPlan:
-    """The cases of a job on several hosts: `across` all ranks, and `inside` each host, where hosts are equal.
+    """The cases of a job on several hosts: `across` all ranks, and `inside` each host if hosts are equal.
 
-    Every rank makes it. Raises CalibrationError for a job on one host.
+    Every rank makes it. Raise CalibrationError for a job on one host.
     """
 
     def __init__(self, sizes: tuple[int, ...]):
@@ -54,9 +54,9 @@ class HostsPlan:
 def measure_hosts(
     plan: HostsPlan, turns: int, turn_seconds: float, told: Callable[[], object]
 ) -> tuple[list[MeasuredTimes], dict[str, float]]:
-    """Time the plan's cases in this job: (times, load). Every rank calls it, and gets the same times.
+    """Time the plan's cases in this job, and return (times, load). Every rank calls it, and gets the same times.
 
-    `told` is called after each case. The load is the part of the cases inside hosts of which others disturbed every turn.
+    `told` is called after each case. The load is the share of the cases inside hosts in which others disturbed every turn.
     """
     meshes = [(make_mesh({"ranks": len(plan.hosts)}, device="cpu"), plan.across)]
     if plan.inside:
@@ -79,9 +79,10 @@ def measure_hosts(
 def combined(
     times: Sequence[MeasuredTimes], hosts: tuple[int, ...], load: dict[str, float], before: MachineProfile | None
 ) -> MachineProfile:
-    """The profile of these times, with what an earlier one has of other numbers of ranks and hosts.
+    """Return the profile of these times, with an earlier profile's values for other numbers of ranks and hosts.
 
-    Inside hosts the parameters are fitted to the times there; without any, they are the earlier profile's, else typical ones.
+    Inside hosts the parameters are fitted to the times there. Without such times they are the earlier profile's, or else
+    typical ones.
     """
     parameters = {p.ranks: p for p in (before.parameters if before else ())}
     for ranks in sorted({m.ranks for m in times if not m.hosts}):

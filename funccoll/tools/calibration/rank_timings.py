@@ -1,4 +1,4 @@
-"""Timing in the ranks of a job: each case compiled, and repeated in native calls."""
+"""Timing in the ranks of a job. Each case is compiled, and repeated in native calls."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from .timed_cases import ITEM, Case
 __all__ = ["mesh_of_hosts", "time_cases", "time_on"]
 
 _LEAST = 3
-"""Repetitions in a turn, at least."""
+"""The fewest repetitions in a turn."""
 _PATIENCE = 12
-"""Turns that are taken for each one that counts, at most."""
+"""The most turns for each one that counts."""
 _SHARED = 16
-"""Times as long as others are turns of more ranks than cores, which take turns on them: these last milliseconds."""
+"""How many times longer turns are with more ranks than cores. These share the cores by time slices, which last milliseconds."""
 _AXIS = "ranks"
 _HOSTS = "hosts"
 _BODIES: dict[str, Callable[[Any, str], Any]] = {
@@ -44,10 +44,10 @@ _Latest = Callable[..., tuple[float, float]]
 
 
 def time_cases(cases: Sequence[Case], turns: int, turn_seconds: float, progress: str = "") -> tuple[list[list[float]], int]:
-    """Time every case over all ranks of this rank's job: see `time_on`. Rank 0 writes a byte to `progress` after each case."""
+    """Time every case over all ranks of this rank's job (`time_on`). Rank 0 writes a byte to `progress` after each case."""
     told = -1
     if progress and rank() == 0:
-        with suppress(OSError):  # times are the same without a progress bar
+        with suppress(OSError):  # without a progress bar the times are the same
             told = os.open(progress, os.O_WRONLY | os.O_CLOEXEC)
     try:
         mesh = make_mesh({_AXIS: world_size()}, device="cpu")
@@ -58,19 +58,19 @@ def time_cases(cases: Sequence[Case], turns: int, turn_seconds: float, progress:
 
 
 def mesh_of_hosts(hosts: int) -> Mesh:
-    """A mesh of this job whose cases run inside each of its equal hosts at the same time."""
+    """Return a mesh of this job whose cases run inside each of its equal hosts at the same time."""
     return make_mesh({_HOSTS: hosts, _AXIS: world_size() // hosts}, device="cpu")
 
 
 def time_on(
     mesh: Mesh, cases: Sequence[Case], turns: int, turn_seconds: float, told: Callable[[], object]
 ) -> tuple[list[list[float]], int]:
-    """Time every case on a mesh: (seconds of one execution in each turn of each case, number of disturbed cases).
+    """Time every case on a mesh. Return (seconds of one execution in each turn of each case, number of disturbed cases).
 
-    A turn begins together, repeats the collective for about `turn_seconds` in one native call, and takes the time of the
-    slowest rank. Where ranks have a core each, a turn is disturbed when another process took one of them, or a rank slept
-    because others want its core: the kernel has counted a switch. Such turns do not count, unless a case has no others after
-    `_PATIENCE` times as many. Every rank calls `told` after each case.
+    A turn begins together on all ranks. It repeats the collective for about `turn_seconds` in one native call, and takes the
+    time of the slowest rank. If each rank has its own core, a turn is disturbed when another process took a core, or when a
+    rank slept because others want its core. The kernel counts such switches. Disturbed turns do not count, unless a case has
+    no others after `_PATIENCE` times as many turns. Every rank calls `told` after each case.
     """
     every = mesh.axis_names
     slowest = jit(lambda t: collectives.all_reduce(t, every, op="max"), mesh=mesh, in_specs=P(every), out_specs=P())
@@ -101,9 +101,9 @@ def time_on(
 
 
 def _repetition(case: Case, mesh: Mesh) -> Callable[[int], Any]:
-    """A function that executes the case a number of times; argument and result lie in shared memory.
+    """Return a function that executes the case a number of times. Argument and result lie in shared memory.
 
-    Each rank has a result of its own, as in programs that go on to compute.
+    Each rank has its own result, as in programs that go on to compute.
     """
     body, elements = _BODIES[case.kind], case.nbytes // ITEM
     if case.kind == "all_gather":
@@ -115,7 +115,7 @@ def _repetition(case: Case, mesh: Mesh) -> Callable[[int], Any]:
 
 
 def _turn(repeat: Callable[[int], Any], latest: _Latest, times: int) -> tuple[float, float]:
-    """(seconds of one repetition on the slowest rank, switches to other processes on the rank with most)."""
+    """Return (seconds of one repetition on the slowest rank, switches to other processes on the rank with most)."""
     latest(0.0)  # all ranks begin together
     switches, start = _switches(), time.perf_counter()
     repeat(times)
@@ -129,7 +129,7 @@ def _switches() -> int:
 
 
 def _calibrate(repeat: Callable[[int], Any], latest: _Latest, turn_seconds: float) -> int:
-    """Repetitions of a turn: the same number on all ranks."""
+    """Return the number of repetitions of a turn, the same on all ranks."""
     times, best = 1, math.inf
     for seconds in (turn_seconds / 8, turn_seconds / 2, turn_seconds):
         best = min(best, _turn(repeat, latest, times)[0])

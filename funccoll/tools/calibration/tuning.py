@@ -1,4 +1,4 @@
-"""Measuring this host: jobs that time collectives, and the machine profile that is made of their times."""
+"""Measurement of this host: jobs that time collectives, and the machine profile made of their times."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ from .timed_cases import Case
 __all__ = ["four_digits", "measure", "measured_times", "profile_of", "samples_of"]
 
 _LOOK = 0.5
-"""Seconds in which the load is looked at before anything is measured."""
+"""Seconds of watching the load before the measurement."""
 PASSES = 2
-"""Times that all cases are measured, each time in another order, so that a drift of the machine meets all of them."""
+"""How often all cases are measured, each time in another order, so that a drift of the machine affects all of them."""
 
 
 def measure(
     plan: Mapping[int, Sequence[Case]], turns: int, turn_seconds: float, told: Callable[[int], object], anyway: bool = False
 ) -> tuple[list[MeasuredTimes], dict[str, float]]:
-    """Run a job for each number of ranks in `plan`, which times its cases: (times, load).
+    """Run a job for each number of ranks in `plan`, which times its cases. Return (times, load).
 
     Every case has `turns` turns of about `turn_seconds` in each of two passes. `told(ranks)` is called, in another thread,
-    after each case of a pass. The load is the number of processors that other processes kept busy, before and during it, and
-    the part of the cases of which they disturbed every turn.
-    Raises CalibrationError when that was too much, unless `anyway`.
+    after each case of a pass. The load is the number of processors that other processes kept busy, before and during the
+    measurement, and the share of the cases in which they disturbed every turn.
+
+    Raise CalibrationError if that was too much, unless `anyway`.
     """
     most = max(plan)
     with OtherProcesses() as before:
@@ -76,14 +77,14 @@ def _check(rate: float, ranks: int, when: str, anyway: bool) -> None:
 
 
 def _own_seconds() -> float:
-    """Processor seconds of this process and of those that it has started and waited for."""
+    """Return the processor seconds of this process and of its ended children."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 @contextmanager
 def _progress(told: Callable[[], object]) -> Iterator[str]:
-    """The name of a file into which a rank writes a byte after each case; `told` is called for each, in a thread."""
+    """Yield the name of a file, and call `told` in a thread for each byte in it. A rank writes one after each case."""
     reader, writer = os.pipe()
 
     def listen() -> None:
@@ -95,14 +96,14 @@ def _progress(told: Callable[[], object]) -> Iterator[str]:
     thread.start()
     try:
         yield f"/proc/{os.getpid()}/fd/{writer}"
-    finally:  # the ranks have ended: the thread reads what they have written, and the end of the file
+    finally:  # the ranks have ended: the thread reads the rest, to the end of the file
         os.close(writer)
         thread.join()
         os.close(reader)
 
 
 def measured_times(ranks: int, cases: Sequence[Case], turns: Sequence[Sequence[float]]) -> list[MeasuredTimes]:
-    """Medians and quartiles of the turns of each case, by algorithm."""
+    """Return medians and quartiles of the turns of each case, by algorithm."""
     rows: dict[tuple[str, str], list[tuple[int, float, float, float]]] = {}
     for case, seconds in zip(cases, turns, strict=True):
         low, median, high = (four_digits(x) for x in statistics.quantiles(seconds, n=4, method="inclusive"))
@@ -114,12 +115,12 @@ def measured_times(ranks: int, cases: Sequence[Case], turns: Sequence[Sequence[f
 
 
 def four_digits(seconds: float) -> float:
-    """Rounded to four digits, more than a measurement has."""
+    """Round to four digits, more than a measurement has."""
     return float(f"{seconds:.4g}")
 
 
 def samples_of(times: Sequence[MeasuredTimes], ranks: int) -> list[Sample]:
-    """The measured times of a number of ranks, one by one."""
+    """Return the measured times of a number of ranks, one by one."""
     return [
         Sample(m.kind, m.algorithm, n, seconds)
         for m in times
@@ -131,7 +132,7 @@ def samples_of(times: Sequence[MeasuredTimes], ranks: int) -> list[Sample]:
 def profile_of(
     times: Sequence[MeasuredTimes], load: dict[str, float], direct_reads: DirectReads = DIRECT_READS
 ) -> MachineProfile:
-    """The profile of this host: measured times, and the parameters fitted to them for each number of ranks."""
+    """Return the profile of this host: measured times, and the parameters fitted to them for each number of ranks."""
     parameters = []
     for ranks in sorted({m.ranks for m in times}):
         found = fit(samples_of(times, ranks), ranks).parameters

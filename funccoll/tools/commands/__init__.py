@@ -1,4 +1,4 @@
-"""The commands of `funccoll`, one file each: `main(words)` runs a command line and returns the exit code.
+"""The commands of `funccoll`, one file each. `main(words)` runs a command line and returns the exit code.
 
-They import `calibration`; only they import rich.
+They import `calibration`. No other modules import rich.
 """

@@ -15,7 +15,7 @@ __all__ = ["main"]
 
 
 def main(words: Sequence[str]) -> int:
-    """Print the report; returns 1 when something that funccoll needs is wrong."""
+    """Print the report. Return 1 if something that funccoll needs is wrong."""
     argparse.ArgumentParser(
         prog="funccoll doctor",
         allow_abbrev=False,

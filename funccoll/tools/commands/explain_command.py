@@ -31,16 +31,16 @@ _NAMED = "the program names it"
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the script and print its programs as they are compiled; returns the script's exit code (1 when it raises)."""
+    """Run the script, and print its programs as they are compiled. Return the script's exit code (1 if it raises)."""
     parser = argparse.ArgumentParser(
         prog="funccoll explain",
         allow_abbrev=False,
         usage="funccoll explain [--json] script.py [arguments ...]",
-        description="Run a script as `python script.py` does, on virtual devices in this process, and show each program that "
-        "it compiles: its collectives with their algorithms, bytes, predicted times, and why they were chosen.",
+        description="Run a script like `python script.py`, on virtual devices in this process. Show each program that it "
+        "compiles: its collectives with their algorithms, bytes and predicted times, and the reasons for the choice.",
     )
     parser.add_argument(
-        "--json", action="store_true", help="print one JSON object at the end; what the script prints goes to stderr"
+        "--json", action="store_true", help="print one JSON object at the end; the script's own output goes to stderr"
     )
     parser.add_argument("script", help="a Python file")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
@@ -87,7 +87,7 @@ def _explained(script: str, arguments: Sequence[str], as_json: bool) -> int:
 
 @contextlib.contextmanager
 def _printing_to_stderr() -> Iterator[None]:
-    """Send to stderr what the script, and the processes that it starts, write to stdout."""
+    """Redirect the stdout of the script, and of the processes that it starts, to stderr."""
     sys.stdout.flush()
     kept = os.dup(1)
     try:
@@ -100,7 +100,7 @@ def _printing_to_stderr() -> Iterator[None]:
 
 
 def _run(script: str, arguments: Sequence[str]) -> tuple[int, str | None]:
-    """Run the script as the main module; returns its exit code, and the exception that ended it in words."""
+    """Run the script as the main module. Return its exit code, and the exception that ended it in words."""
     argv, path = sys.argv[:], sys.path[:]
     sys.argv[:] = [script, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
@@ -111,7 +111,7 @@ def _run(script: str, arguments: Sequence[str]) -> tuple[int, str | None]:
             return int(exit.code or 0) & 0xFF, None
         print(exit.code, file=sys.stderr)
         return 1, None
-    except StdoutError:  # of what the script prints
+    except StdoutError:  # from the script's output
         raise
     except KeyboardInterrupt:
         return _INTERRUPTED, "KeyboardInterrupt"
@@ -125,7 +125,7 @@ def _run(script: str, arguments: Sequence[str]) -> tuple[int, str | None]:
 
 
 def _print_traceback(error: BaseException, script: str) -> None:
-    """Print the traceback as Python would, without the frames of this command."""
+    """Print the traceback like Python, without the frames of this command."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename != script:
         frames = frames.tb_next
@@ -136,7 +136,7 @@ def _print_traceback(error: BaseException, script: str) -> None:
 
 
 def _description(compiled: Compiled) -> dict[str, Any]:
-    """A program as JSON shows it."""
+    """Return a program for JSON."""
     signature, program, line = compiled.signature, compiled.program, current_source()
     rows = (
         [
@@ -169,16 +169,16 @@ def _description(compiled: Compiled) -> dict[str, Any]:
 
 
 def _users(source: Source | None) -> str:
-    """The line of a function, as text; empty for functions of this package."""
+    """Return the line of a function as text; empty for functions of this package."""
     return "" if source is None or is_own(source.file) else str(source)
 
 
 def _collective(eqn: Equation, compiled: Compiled) -> dict[str, Any]:
-    """The algorithm of a collective, its predicted time (and that which `funccoll tune` has measured), and the reason."""
+    """Return the algorithm of a collective, its predicted time (and the one measured by `funccoll tune`), and the reason."""
     name = eqn.params["algorithm"]
     try:
         seconds, measured = predicted_seconds(eqn, compiled.mesh), measured_seconds(eqn, compiled.mesh)
-    except FunccollError:  # nothing that is printed here may end the script
+    except FunccollError:  # no failure here may end the script
         seconds = measured = None
     return {"algorithm": name, "predicted_seconds": seconds, "measured_seconds": measured, "why": _reason(eqn, compiled)}
 
@@ -221,7 +221,7 @@ def _print(number: int, found: dict[str, Any]) -> None:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    """The collectives of a program; measured times have a column where there are any."""
+    """Return the collectives of a program as a table, with a column of measured times if there are any."""
     times = ["predicted", *(["measured"] if any(row["measured_seconds"] is not None for row in rows) else [])]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("", "collective", "axes", "bytes/device", "algorithm", *times, "from", "why"):

@@ -1,4 +1,4 @@
-"""Words for the failure that ended a job, from what its ranks have reported."""
+"""Words for the failure that ended a job, from the reports of its ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Reports = Mapping[int, Mapping[str, Any]]
 
 
 def first_to_report(reports: Reports, ranks: Container[int]) -> int | None:
-    """The one of these ranks whose exception came before any other failure, if one says so."""
+    """Return the one of these ranks whose exception came before any other failure, if one reports that."""
     causes = [r for r, told in reports.items() if told.get("first") and told["kind"] != "followed" and r in ranks]
     return causes[0] if causes else None
 
@@ -19,9 +19,9 @@ def first_to_report(reports: Reports, ranks: Container[int]) -> int | None:
 def first_failure(
     reports: Reports, rank: int, ended: Callable[[int], str], found_stopped: Container[int] = ()
 ) -> tuple[int, str]:
-    """(the rank that failed first, what became of it), from a rank that failed.
+    """Return (the rank that failed first, words for its failure), given a rank that failed.
 
-    `ended` says how a rank has ended that reported no exception. `found_stopped` are ranks that a signal had stopped.
+    `ended` describes the end of a rank that reported no exception. `found_stopped` are ranks that a signal had stopped.
     """
     seen, told = {rank}, reports.get(rank, {})
     while told.get("kind") == "followed" and isinstance(told.get("cause"), int) and told["cause"] not in seen:

@@ -1,4 +1,4 @@
-"""A job on several hosts, for `funccoll run --hosts`: its mpirun, and what is known of its end."""
+"""A job on several hosts for `funccoll run --hosts`: its mpirun, and the reports of its end."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from .first_failure import first_failure, first_to_report
 
 __all__ = ["HostsJob"]
 
-_KINDS = ("raised", "waited", "followed")  # of exceptions; others tell of joining and leaving
+_KINDS = ("raised", "waited", "followed")  # of exceptions; other reports are about joining and leaving
 _ENDED = {
     "died without a word": "died without a word (it was killed, or crashed)",
     "left the job": "left the job",
     "host does not answer": "was lost with its host, which does not answer any more,",
 }
-"""Words of a PeerFailure on the rank that is its cause -> what became of that rank."""
+"""Words of a PeerFailure about the rank that is its cause -> words for that rank's end."""
 _SSH_FAILED = 255
-"""The exit code of ssh where ssh itself fails, which either mpirun passes on."""
+"""The exit code of ssh if ssh itself fails. Both mpiruns pass it on."""
 _HEARD = re.compile(rf"[\w.]*PeerFailure: rank (\d+)(?:'s)? ({'|'.join(_ENDED)})")
 
 
 class HostsJob:
     """A job on hosts "a:4,b:4".
 
-    agent: the command that runs another one on a host, in the place of ssh. passed: further variables of the ranks'
+    `agent` is the command that runs another one on a host, in place of ssh. `passed` are more variables of the ranks'
     environment, "NAME" or "NAME=value".
 
-    Raises: ValueError with what is wrong with one of these, or why no mpirun can be used.
+    Raise ValueError if one of these is wrong, or no mpirun can be used.
     """
 
     def __init__(self, hosts: str, program: Sequence[str], bind_to: str, agent: str, passed: Sequence[str]):
@@ -57,7 +57,7 @@ class HostsJob:
     def start(self, job: Job, variables: Mapping[str, str], plain: bool = False, **options: Any) -> None:
         """Start mpirun as the only process of `job`, and print its command.
 
-        variables: further ones of the ranks. plain: whether lines of stdout have no prefix.
+        `variables` are more variables of the ranks. If `plain` is True, lines of stdout have no prefix.
         """
         threads = host.thread_variables(self.passed, max(1, host.cores() // max(count for _, count in self.hosts)))
         unbuffered = {} if "PYTHONUNBUFFERED" in self.passed else {"PYTHONUNBUFFERED": "1"}
@@ -72,12 +72,12 @@ class HostsJob:
             return is_report
 
         buffers = [TaggedOutput(self.mpirun.tag, take_report, prefix) for prefix in ("" if plain else PREFIX, PREFIX)]
-        # SIGPIPE stays ignored, as Python ignores it: MPICH's mpirun would die of it, after all ranks have ended well, where it
-        # writes to its own process on a host when that has ended.
+        # SIGPIPE stays ignored, as Python ignores it. MPICH's mpirun writes to its own process on a host after that has
+        # ended, and would die of SIGPIPE after all ranks have ended well.
         job.start(command, os.environ, buffers, restore_signals=False, **options)
 
     def _take_report(self, line: bytes) -> bool:
-        """Keep what tells of an exception; False for a line that is not a report."""
+        """Keep the report of an exception. Return False if the line is not a report."""
         try:
             told = json.loads(line)
         except (ValueError, RecursionError):
@@ -89,9 +89,9 @@ class HostsJob:
         return True
 
     def verdict(self, code: int, was_stopped: bool) -> tuple[str, int]:
-        """(what became of the job, the exit code), from mpirun's own, which is negative for a signal.
+        """Return (words for the job's end, the exit code), given mpirun's own code, which is negative for a signal.
 
-        was_stopped: whether mpirun had to be stopped, because not all ranks ended by themselves.
+        `was_stopped` is True if mpirun had to be stopped because not all ranks ended by themselves.
         """
         outcome = f"mpirun exited with code {code}" if code >= 0 else f"mpirun was killed by signal {-code}"
         outcome = "mpirun had to be stopped" if was_stopped else outcome
@@ -100,25 +100,25 @@ class HostsJob:
             return f"{outcome}; what it has printed is above{self._unreached() if code == _SSH_FAILED else ''}", code
         first = first_to_report(self.reports, self.reports)
         cause, words = first_failure(self.reports, next(iter(self.reports)) if first is None else first, self._ended)
-        # The codes of several processes may come as one number.
+        # The codes of several processes may come combined into one number.
         return f"rank {cause} {words} ({outcome})", 1 if cause in self.reports else code
 
     def _unreached(self) -> str:
-        """Commands to try where ssh itself may have failed; what it said, MPICH's mpirun does not always print."""
+        """Return commands to try if ssh itself may have failed. MPICH's mpirun does not always print ssh's message."""
         reach = " and ".join(f"`{self.agent or 'ssh'} {name} true`" for name, _ in self.hosts)
         return f" (if a host could not be reached: {reach} must succeed without a password)"
 
     def _ended(self, rank: int) -> str:
-        """How a rank has ended that reported no exception, by the words of one that has heard of it."""
+        """Describe the end of a rank that reported no exception, in the words of a rank that knows of it."""
         for told in self.reports.values():
             if told.get("cause") == rank and (found := _HEARD.match(told.get("error", ""))):
-                if int(found[1]) == rank:  # else the rank has only followed that one
+                if int(found[1]) == rank:  # otherwise the rank has only followed that one
                     return _ENDED[found[2]]
         return "ended"
 
 
 def _mpirun() -> Mpirun:
-    """The mpirun in PATH. Raises ValueError without one whose options are known."""
+    """Return the mpirun in PATH. Raise ValueError if there is none with known options."""
     found = find_mpirun()
     if found is None:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The traceback that a rank has printed: of an exception before it has joined the job, nothing else tells its launcher."""
+"""The traceback that a rank has printed. The launcher learns only from it of exceptions before the rank has joined the job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ERROR = re.compile(r"(?:\w+\.)*(?P<words>\w+(?::.*)?)")
 
 
 class ErrorLines(LineBuffer):
-    """A rank's stderr, of which the last traceback is kept."""
+    """A rank's stderr. It keeps the last traceback."""
 
     def __init__(self, prefix: str):
         super().__init__(prefix)
@@ -31,13 +31,13 @@ class ErrorLines(LineBuffer):
 
     @property
     def raised(self) -> str:
-        """The last exception, as `raised ValueError: ... at train.py:12 (load)`; "" if there is none."""
+        """Return the last exception as `raised ValueError: ... at train.py:12 (load)`, or ""."""
         return self._found
 
     def _read(self, line: str) -> None:
         if line == "Traceback (most recent call last):":
             self._inside, self._source = True, ""
-        elif frame := _FRAME.fullmatch(line):  # of a SyntaxError it comes first
+        elif frame := _FRAME.fullmatch(line):  # a SyntaxError has its frame first
             self._source = self._source if self._inside else ""
             self._inside = True
             if is_users(frame["file"]):

@@ -1,4 +1,4 @@
-"""`funccoll profile`: merge the ranks of a measured profile, and print where their time went."""
+"""`funccoll profile`: merge the ranks of a measured profile, and show where their time went."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from ...profiling import SPLIT, Profile, runs_of
 __all__ = ["main"]
 
 _MOST_RANKS = 16
-"""Ranks up to which a table has one column for each."""
+"""The most ranks for which a table has one column each."""
 
 
 def main(words: Sequence[str]) -> int:
-    """Print the tables, and write the trace; returns 1 when there is nothing to read."""
+    """Print the tables, and write the trace. Return 1 if there is nothing to read."""
     parser = argparse.ArgumentParser(
         prog="funccoll profile",
         allow_abbrev=False,
-        description="Merge the ranks of a profile that FUNCCOLL_PROFILE=DIRECTORY or fc.profile(DIRECTORY) has recorded: print "
-        "where each rank's time went and which rank waited for which, and write a trace for ui.perfetto.dev or chrome://tracing.",
+        description="Merge the ranks' profiles from FUNCCOLL_PROFILE=DIRECTORY or fc.profile(DIRECTORY). Print each rank's "
+        "time and the ranks that it waited for. Write a trace for ui.perfetto.dev or chrome://tracing.",
     )
     parser.add_argument("directory", help="the directory of the profile, or of one of its runs")
     parser.add_argument("--run", metavar="NAME", help="the run to read (default: the newest one)")
     parser.add_argument("--list", action="store_true", help="list the runs in the directory, and end")
     parser.add_argument("--perfetto", metavar="FILE", help="the trace (default: perfetto.json beside the ranks' files)")
-    parser.add_argument("--every-instruction", action="store_true", help="also those that move no data, in the trace")
-    parser.add_argument("--causes", type=int, default=8, metavar="N", help="lines of the table of causes (default: 8)")
+    parser.add_argument("--every-instruction", action="store_true", help="trace instructions that move no data, too")
+    parser.add_argument("--causes", type=int, default=8, metavar="N", help="lines in the table of causes (default: 8)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args(words)
     try:
@@ -56,7 +56,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _write_trace(profile: Profile, given: str | None, every: bool) -> str | None:
-    """The path of the trace; None where the profile's own folder cannot be written. Raises ProfileError for another path."""
+    """Return the path of the trace; None if the profile's own folder is read-only. Raise ProfileError for another path."""
     path = Path(given) if given else Path(profile.name) / "perfetto.json"
     try:
         profile.to_perfetto(path, every)
@@ -106,7 +106,7 @@ def _print(profile: Profile, path: str | None, causes: int, runs: Sequence[Path]
 
 
 def _print_parts(console: Console, profile: Profile, most: int) -> None:
-    """Print the lines that computed longest, what was compiled, and the time of each named scope."""
+    """Print the lines that computed longest, the compilations, and the time of each named scope."""
     lines, scopes = profile.lines, profile.scopes
     if lines:
         console.print("\nWhat computed (all ranks together)", style="italic")

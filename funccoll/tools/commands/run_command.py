@@ -32,9 +32,9 @@ _SHARED_CORES = "core:overload-allowed"  # Open MPI's name for it
 
 
 def main(words: Sequence[str], plain: bool = False) -> int:
-    """Run `funccoll run` with these arguments; returns the exit code.
+    """Run `funccoll run` with these arguments, and return the exit code.
 
-    plain: whether lines that ranks on several hosts print to stdout have no prefix.
+    If `plain` is True, lines of stdout from ranks on several hosts have no prefix.
     """
     parser = _parser()
     # A command follows a bare `--`. It is split off here, because versions of argparse treat `--` differently.
@@ -55,19 +55,19 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         usage="funccoll run (-n N | --hosts a:4,b:4) [--bind-to core|core:overload-allowed|none] [--timeout S] [--grace S] "
         "[--tracebacks first|all] (script.py | -m module | -- command) ...",
-        description="Start a Python script, module or any command in N processes, which form one job. Each line that they "
-        "print is prefixed with the process's rank. When one fails, the others are told, and stopped if they do not end; its "
-        "exit code is returned. On several hosts mpirun starts them, whose command is printed; all need the same files, in "
-        "the same places.",
+        description="Start a Python script, module or any command in N processes, which form one job. Each output line has "
+        "its process's rank as a prefix. If one process fails, the others are notified, and stopped if they do not end; the "
+        "exit code is that of the failed process. On several hosts mpirun starts the processes, and its command is printed. "
+        "All hosts need the same files in the same places.",
     )
     run.add_argument("-n", type=int, metavar="N", help="number of processes, on this host")
-    run.add_argument("--hosts", metavar="A:N,B:M", help="hosts, each with its number of processes, which mpirun starts")
+    run.add_argument("--hosts", metavar="A:N,B:M", help="hosts, each with its number of processes; mpirun starts them")
     run.add_argument(
         "--launcher-agent",
         dest="agent",
         metavar="COMMAND",
         default="",
-        help=f"with --hosts: run this in the place of ssh, with a host and a command ({config.LAUNCHER_AGENT} says so, too)",
+        help=f"with --hosts: the command to use instead of ssh; it gets a host and a command (or set {config.LAUNCHER_AGENT})",
     )
     run.add_argument(
         "-x",
@@ -75,13 +75,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME[=VALUE]",
         action="append",
         default=[],
-        help="with --hosts: pass this variable on; those of Python, funccoll, NumPy and MPI are passed on anyway",
+        help="with --hosts: pass this variable to the ranks; those of Python, funccoll, NumPy and MPI are always passed",
     )
     run.add_argument(
         "--bind-to",
         choices=("core", _SHARED_CORES, "none"),
         default="none",
-        help=f"bind each process to a core of its own; with {_SHARED_CORES} several to one core, where there are too few",
+        help=f"bind each process to its own core; with {_SHARED_CORES}, several share a core if there are too few",
     )
     run.add_argument("--timeout", type=float, metavar="S", help="stop all after S seconds (exit code 124)")
     run.add_argument(
@@ -89,13 +89,13 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=GRACE,
         metavar="S",
-        help="seconds that the others get to end by themselves when a process has failed (30)",
+        help="seconds for the other processes to end by themselves after a failure (30)",
     )
     run.add_argument(
         "--tracebacks",
         choices=("first", "all"),
         default="first",
-        help="of processes that fail after another one, print one line (first) or the whole traceback (all)",
+        help="for processes that fail after another one: print one line (first) or the whole traceback (all)",
     )
     run.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
     run.add_argument("program", nargs=argparse.REMAINDER, help="script.py, or with -m a module, then its arguments")
@@ -158,9 +158,9 @@ def _run(options: argparse.Namespace, program: list[str], command: list[str], pl
 
 
 def _display(prefix: str, known: Container[str], mpirun: bool = False) -> dict[str, str]:
-    """Variables, other than the known ones, by which ranks print as if to this process's stdout.
+    """Return variables, other than the known ones, that make ranks print as if to this process's stdout.
 
-    Theirs is a pipe, which turns colours off; one that `mpirun` makes can be a terminal, which turns them on.
+    Their stdout is a pipe, which turns colours off. If `mpirun` makes it, it can be a terminal, which turns them on.
     """
     shown = sys.stdout.isatty()
     wanted = {"TTY_INTERACTIVE": "0"} if shown or mpirun else {}  # rich: no cursor movement
@@ -173,7 +173,7 @@ def _display(prefix: str, known: Container[str], mpirun: bool = False) -> dict[s
 
 
 def _start(job: Job, n: int, command: list[str], cpus: list[set[int]] | None, tracebacks: str) -> list[ErrorLines]:
-    """Start the processes; returns the stderr of each."""
+    """Start the processes. Return the stderr of each."""
     run, bind = new_run(), host.dying_with_parent(os.getpid())
     errors = [ErrorLines(f"[{rank}] ") for rank in range(n)]
     for rank in range(n):
@@ -192,7 +192,7 @@ def _start(job: Job, n: int, command: list[str], cpus: list[set[int]] | None, tr
 
 
 def _stdin() -> int | None:
-    """Standard input of rank 0: a pipe or file. A terminal would stop it, as a process outside its foreground group."""
+    """Return rank 0's standard input if it is a pipe or file. A terminal would stop a process outside its foreground group."""
     try:
         return subprocess.DEVNULL if os.isatty(0) or stat.S_ISCHR(os.fstat(0).st_mode) else None
     except OSError:  # closed
@@ -200,10 +200,10 @@ def _stdin() -> int | None:
 
 
 def _listen_to_signals(stack: ExitStack, job: Job) -> list[int]:
-    """Forward signals to all ranks; return the list of those received which end the job.
+    """Forward signals to all ranks. Return the list of received signals that end the job.
 
-    SIGINT (Ctrl-C), SIGTERM and SIGHUP end it. SIGUSR1 and SIGUSR2 are the ranks' own. SIGTSTP (Ctrl-Z) and SIGCONT
-    stop and continue it.
+    SIGINT (Ctrl-C), SIGTERM and SIGHUP end it. The ranks handle SIGUSR1 and SIGUSR2 themselves. SIGTSTP (Ctrl-Z) and SIGCONT
+    stop and continue the ranks.
     """
     received: list[int] = []
     here, there = (stack.enter_context(s) for s in socket.socketpair())
@@ -218,7 +218,7 @@ def _listen_to_signals(stack: ExitStack, job: Job) -> list[int]:
             elif number in _PASSED_ON:
                 job.send(number, job.live, wake=False)
                 if number == signal.SIGTSTP:
-                    os.kill(os.getpid(), signal.SIGSTOP)  # its own action, which the handler has replaced
+                    os.kill(os.getpid(), signal.SIGSTOP)  # the signal's own action, which the handler replaces
 
     stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(there.fileno()))
     for number in (*_ENDING, *_PASSED_ON):
@@ -245,10 +245,10 @@ def _verdict(job: Job, n: int, timeout: float | None, hosts_job: HostsJob | None
     if hosts_job is not None:
         words, code = hosts_job.verdict(code, was_stopped=bool(job.signalled))
         return _complain(f"{words}, after {job.failed_after:.1f} s.", code)
-    # The rank whose exception came first may take longer to end than one that it has brought down.
+    # The rank whose exception came first may take longer to end than a rank that failed because of it.
     first = first_to_report(job.reports, job.codes)
     rank = rank if first is None else first
-    if rank not in job.signalled:  # whose code is that of the signal
+    if rank not in job.signalled:  # there, the code is that of the signal
         code = job.codes.get(rank, code)
 
     def ended(other: int) -> str:
@@ -270,9 +270,10 @@ def _complain(message: str, code: int) -> int:
 
 
 class _Output:
-    """Writer to this process's stdout and stderr, until their reader is gone (`funccoll run ... | head`) or the disk is full.
+    """Writer to this process's stdout and stderr. It stops if their reader is gone (`funccoll run ... | head`) or the disk is
+    full.
 
-    One that is closed (`>&-`) is the null device, see `standard_output`.
+    A closed stream (`>&-`) is the null device (`standard_output`).
     """
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ from .schedule_figures import figures_of, summary
 __all__ = ["main"]
 
 _MOST_RANKS = 1024
-"""Ranks for which the command builds schedules: above it some take minutes and gigabytes."""
+"""The most ranks for which the command builds schedules. Above it some take minutes and gigabytes."""
 _MOST_PIECES = 1 << 17
 """Ranks times chunks times channels, for the same reason."""
 _SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
@@ -37,11 +37,11 @@ _FORMATS = ("msccl", "goal", "perfetto", "json")
 
 
 class _WrongOption(Exception):
-    """An option with a value that does not fit; the text says what does."""
+    """An option with a value that does not fit. The text says which values fit."""
 
 
 def main(words: Sequence[str]) -> int:
-    """Print what is asked for; returns 2 for options that do not fit."""
+    """Print the schedule. Return 2 if options do not fit."""
     parser = _parser()
     options = parser.parse_args(words)
     try:
@@ -62,12 +62,12 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         usage="funccoll schedule COLLECTIVE --ranks P [--algorithm NAME] [options]\n"
         "       funccoll schedule --list [--ranks P]",
-        description="Show the schedule of a collective: rounds, moves, bytes, predicted time, what its proof says, and which "
-        "rank reads which. Without --algorithm, show what each algorithm costs and which one is chosen.",
+        description="Show the schedule of a collective: rounds, moves, bytes, predicted time, its proof, and which rank reads "
+        "which. Without --algorithm, show the cost of each algorithm and the one that is chosen.",
         epilog="For example: funccoll schedule all_reduce --ranks 8 --algorithm ring --bytes 1MiB --draw ring.svg",
     )
     parser.add_argument("collective", nargs="?", help=f"one of {', '.join(KINDS)}")
-    parser.add_argument("--list", action="store_true", help="list all collectives and algorithms (with --ranks: for that many)")
+    parser.add_argument("--list", action="store_true", help="list all collectives and algorithms (for --ranks, if given)")
     parser.add_argument("--ranks", type=_count, metavar="P", help="the number of ranks")
     parser.add_argument("--algorithm", metavar="NAME", help="see --list")
     parser.add_argument(
@@ -77,25 +77,25 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="bytes of the larger of one rank's input and output, such as 4096, 64KiB, 1MiB (the default), 2GB",
     )
-    parser.add_argument("--dtype", metavar="NAME", help="element type for the choice: in 16-bit floats partial sums count")
+    parser.add_argument("--dtype", metavar="NAME", help="element type for the choice: 16-bit floats round partial sums")
     parser.add_argument(
         "--topology",
         metavar="NAME[:SHAPE]",
-        help=f"the machine of the cost model: {', '.join(_TOPOLOGIES)} (default: one_host, or --hosts); SHAPE "
-        "is hosts x ranks per host, such as ethernet:4x2, or a torus's sizes, torus:4x4x2",
+        help=f"the machine of the cost model: {', '.join(_TOPOLOGIES)} (default: one_host, or --hosts). SHAPE is hosts x ranks "
+        "per host, such as ethernet:4x2, or the sizes of a torus, torus:4x4x2",
     )
     parser.add_argument("--root", type=int, default=0, metavar="R", help="the root of broadcast, reduce, gather, scatter (0)")
     parser.add_argument(
         "--pairs", type=_pairs, default=(), metavar="S:D,...", help="source and destination ranks of a permute: 0:1,1:0"
     )
-    parser.add_argument("--chunks", type=_count, metavar="N", help="chunks of a block, for algorithms that take a number")
+    parser.add_argument("--chunks", type=_count, metavar="N", help="chunks per block, for algorithms that take a number")
     parser.add_argument("--channels", type=_count, default=1, metavar="N", help="streams of each rank (1)")
     parser.add_argument(
         "--hosts",
         type=_hosts,
         metavar="HxE",
-        help="hosts x ranks per host, such as 2x4, or the host of each rank, such as 0,0,0,1: of the machine, if --topology "
-        "names none, and of a hierarchical algorithm",
+        help="hosts x ranks per host, such as 2x4, or the host of each rank, such as 0,0,0,1. It is for the machine, unless "
+        "--topology names one, and for a hierarchical algorithm",
     )
     parser.add_argument(
         "--levels", type=_levels, metavar="HxE", help="hosts x ranks per host of a hierarchical algorithm, such as 2x4"
@@ -185,7 +185,7 @@ _TOPOLOGIES: dict[str, Callable[..., schedules.Topology]] = {
     "ethernet": _on_hosts(schedules.Topology.ethernet, 1),
     "torus": lambda p, shape: schedules.Topology.torus(shape or (p,)),
 }
-"""Name -> the topology for a number of ranks and a shape, () when none is given."""
+"""Name -> the topology for a number of ranks and a shape, () if none is given."""
 
 
 def _topology(text: str, p: int) -> schedules.Topology:
@@ -260,7 +260,7 @@ def _show(options: argparse.Namespace) -> None:
         explanation = schedules.explain(kind, topology, nbytes, **asked)
         schedule = schedules.select(kind, topology, nbytes, **asked)
     else:
-        takes = not given or find(kind, options.algorithm, p).is_hierarchical  # else the hosts are the machine's alone
+        takes = not given or find(kind, options.algorithm, p).is_hierarchical  # otherwise the hosts are only the machine's
         schedule = schedules.build(
             kind,
             p,
@@ -298,7 +298,7 @@ def _show(options: argparse.Namespace) -> None:
 
 
 def _checked(options: argparse.Namespace) -> tuple[str, int]:
-    """The collective and the number of ranks, when the options fit each other."""
+    """Return the collective and the number of ranks. Raise _WrongOption if options do not fit each other."""
     if options.collective is None:
         raise _WrongOption(f"name a collective ({', '.join(KINDS)}), or list all algorithms with --list.")
     kind = check_kind(options.collective)
@@ -355,7 +355,7 @@ def _draw(schedule: Schedule, options: argparse.Namespace) -> None:
 
 
 def _write(path: str, text: str) -> None:
-    """Write a whole file or none; what is not a regular file, such as /dev/stdout, is written as it is."""
+    """Write a whole file or nothing. A special file such as /dev/stdout is written directly."""
     try:
         if os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
             with open(path, "w", encoding="utf-8") as file:
@@ -388,5 +388,5 @@ def _print(schedule: Schedule, figures: dict[str, Any]) -> None:
 
 
 def _console() -> Console:
-    # What is not a terminal has no width.
+    # Only a terminal has a width.
     return Console(highlight=False, width=None if sys.stdout.isatty() else 140)

@@ -14,11 +14,11 @@ from ...schedules.schedule import Schedule
 __all__ = ["figures_of", "summary"]
 
 _SHOWN = 16
-"""Ranks up to which the table of reads has a row for each."""
+"""The most ranks for which the table of reads has a row each."""
 
 
 def figures_of(schedule: Schedule, topology: schedules.Topology, nbytes: int, dtype: Any) -> dict[str, Any]:
-    """All figures of a schedule, as JSON shows them."""
+    """Return all figures of a schedule, for JSON."""
     c, proof, cost = schedule.collective, schedule.prove(), schedule.cost(topology, nbytes)
     measured = measured_seconds(c.kind, schedule.algorithm, topology, nbytes, dtype, c.root)
     return {
@@ -49,7 +49,7 @@ def figures_of(schedule: Schedule, topology: schedules.Topology, nbytes: int, dt
 
 
 def _peers(schedule: Schedule, side: str) -> list[list[int]]:
-    """For each rank, the other ranks whose memory its moves read (`src`) or write (`dst`)."""
+    """Return, for each rank, the other ranks whose memory its moves read (`src`) or write (`dst`)."""
     p = schedule.nranks
     found = np.zeros((p, p), bool)
     for batch in schedule.batches:
@@ -60,7 +60,7 @@ def _peers(schedule: Schedule, side: str) -> list[list[int]]:
 
 
 def summary(schedule: Schedule, figures: dict[str, Any]) -> list[tuple[str, str]]:
-    """The figures as lines: a name, and a text."""
+    """Return the figures as lines (name, text)."""
     c, what = (
         schedule.collective,
         schedules.describe(schedule.kind, schedule.algorithm).partition("\n\n")[2].partition("\n\n")[0],
@@ -96,7 +96,7 @@ def _proof_text(figures: dict[str, Any]) -> str:
 
 
 def _peer_lines(word: str, peers: list[list[int]]) -> list[str]:
-    """The other ranks that each rank reads or writes: in one line where all do alike."""
+    """List the ranks that each rank reads or writes, in one line if all do alike."""
     p = len(peers)
     if not any(peers):
         return [] if word == "writes" else ["no rank reads another's memory"]
@@ -111,13 +111,13 @@ def _peer_lines(word: str, peers: list[list[int]]) -> list[str]:
 
 
 def _step_text(step: int, p: int, steps: list[int]) -> str:
-    """A distance between ranks, the shorter way round; half way round with the sign of the others."""
+    """Return a distance between ranks, the shorter way round. Half way round it has the sign of the others."""
     forward = 2 * step < p or (2 * step == p and steps[-1] == step)
     return f"r + {step}" if forward else f"r - {p - step}"
 
 
 def _ranks_text(ranks: list[int]) -> str:
-    """Ranks with runs of three and more as `a to b`."""
+    """Return ranks as text. Runs of three and more are `a to b`."""
     runs: list[list[int]] = []
     for r in ranks:
         if runs and r == runs[-1][-1] + 1:

@@ -1,8 +1,8 @@
-"""Standard output and standard error of a command, which may be closed, ASCII, full, or a pipe whose reader has gone.
+"""Standard output and standard error of a command. They may be closed, ASCII, full, or a pipe whose reader has gone.
 
-Characters that an encoding lacks are written in ASCII. An output that cannot be written ends the command as it ends those of
-coreutils: in one sentence with exit code 1, or, when the reader has gone, silently with that of SIGPIPE, 141. Standard library
-only.
+Characters that an encoding lacks are written in ASCII. If an output cannot be written, the command ends like those of
+coreutils: with one sentence and exit code 1, or silently with 141, SIGPIPE's code, if the reader has gone. This module needs
+the standard library only.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class StdoutError(OSError):
 
 
 class _Stdout(io.RawIOBase):
-    """Descriptor 1; one that is closed when `is_open` is False. Keeps the first error, and discards all when `discards`."""
+    """Descriptor 1. It is closed if `is_open` is False. It keeps the first error, and discards all output if `discards`."""
 
     def __init__(self, is_open: bool):
         self.is_open, self.discards = is_open, False
@@ -85,7 +85,7 @@ class _Stdout(io.RawIOBase):
 
 
 class _Stderr(io.FileIO):
-    """Descriptor 2. Text that cannot be written is dropped: there is no other place to say so."""
+    """Descriptor 2. It drops text that cannot be written, because there is no other place to report that."""
 
     def write(self, data: Any) -> int:
         try:
@@ -95,7 +95,7 @@ class _Stderr(io.FileIO):
 
 
 def write_some(descriptor: int, data: Any) -> int:
-    """Write like `os.write`, and wait where the other side has set a pipe or terminal not to block. Raises OSError."""
+    """Write like `os.write`, but block if the other side has made a pipe or terminal non-blocking. Raise OSError."""
     while True:
         try:
             return os.write(descriptor, data)
@@ -104,7 +104,7 @@ def write_some(descriptor: int, data: Any) -> int:
 
 
 def run_command_line(name: str, command: Callable[[], int]) -> int:
-    """Run a command in a process of its own. Returns its exit code, or that of an output that cannot be written."""
+    """Run a command in its own process. Return its exit code, or that of an output that cannot be written."""
     codecs.register_error(_HANDLER, _in_ascii)
     out, raw = _take_streams()
     try:
@@ -115,7 +115,7 @@ def run_command_line(name: str, command: Callable[[], int]) -> int:
                 out.flush()
     except StdoutError:
         code = 0
-    except ValueError:  # Python's, for what is printed after a script has closed it
+    except ValueError:  # from Python, if a script prints after it has closed stdout
         if not out.closed:
             raise
         code, raw.error = 0, StdoutError(errno.EBADF, os.strerror(errno.EBADF))
@@ -129,7 +129,7 @@ def run_command_line(name: str, command: Callable[[], int]) -> int:
 
 
 def _take_streams() -> tuple[io.TextIOWrapper, _Stdout]:
-    """Replace `sys.stdout` and `sys.stderr`. Closed descriptors become the null device, or the next file would take them."""
+    """Replace `sys.stdout` and `sys.stderr`. Closed descriptors become the null device; otherwise the next file takes them."""
     stdout, stderr = sys.stdout, sys.stderr
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
@@ -141,7 +141,7 @@ def _take_streams() -> tuple[io.TextIOWrapper, _Stdout]:
 
 
 def _text(buffer: io.BufferedWriter, replaced: Any) -> io.TextIOWrapper:
-    """Text over a buffer, in the encoding and with the buffering of the stream that it replaces, which is None if closed."""
+    """Return text over a buffer, with the encoding and buffering of the stream that it replaces (None if closed)."""
     if replaced is None:
         return io.TextIOWrapper(buffer, "utf-8", _HANDLER)
     replaced.flush()
@@ -150,7 +150,7 @@ def _text(buffer: io.BufferedWriter, replaced: Any) -> io.TextIOWrapper:
 
 
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """Write what an encoding lacks in ASCII: by its like, or by its number."""
+    """Write characters that an encoding lacks in ASCII: a similar one, or the number."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     text = error.object[error.start : error.end].translate(_IN_ASCII)

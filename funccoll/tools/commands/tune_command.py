@@ -1,4 +1,4 @@
-"""`funccoll tune`: measure this host, and keep the times and the cost model's parameters as its machine profile."""
+"""`funccoll tune`: measure this host, and keep times and the cost model's parameters as its machine profile."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _INTERRUPTED = 130  # a shell's exit code for Ctrl-C
 
 
 def main(words: Sequence[str]) -> int:
-    """Run `funccoll tune` with these arguments; returns the exit code."""
+    """Run `funccoll tune` with these arguments, and return the exit code."""
     parser = _parser()
     options = parser.parse_args(words)
     path = options.out or machine_profile.default_path()
@@ -51,7 +51,7 @@ def main(words: Sequence[str]) -> int:
     memory = host.available_memory()
     plan = {n: cases(n, fitting_sizes(sizes, n, memory)) for n in ranks}
     try:
-        _keep(machine_profile.check_place, path)  # before half a minute is spent on measuring
+        _keep(machine_profile.check_place, path)  # before measuring takes half a minute
         profile = _measure(plan, 3 if options.quick else 7, 0.001, options.anyway)
         _keep(machine_profile.save, profile, path)
     except KeyboardInterrupt:
@@ -75,7 +75,7 @@ def _tell(profile: MachineProfile, path: Path, options: argparse.Namespace) -> N
 
 
 def _start_job(hosts: str, words: Sequence[str]) -> int:
-    """Run this command again, in a job on these hosts, whose rank 0 alone prints to stdout."""
+    """Run this command again in a job on these hosts. Only rank 0 prints to stdout."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--hosts")
     _, rest = parser.parse_known_args(words)
@@ -83,7 +83,7 @@ def _start_job(hosts: str, words: Sequence[str]) -> int:
 
 
 def _tune_job(path: Path, options: argparse.Namespace) -> int:
-    """Measure the hosts of the job that this process is a rank of; rank 0 keeps the profile and prints."""
+    """Measure the hosts of this process's job. Rank 0 keeps the profile and prints."""
     is_first = rank() == 0
     try:
         if is_first:
@@ -103,7 +103,7 @@ def _tune_job(path: Path, options: argparse.Namespace) -> int:
 
 
 def _kept(path: Path) -> MachineProfile | None:
-    """The profile that is kept already, if it can be used."""
+    """Return the profile that is kept already, if it can be used."""
     try:
         return machine_profile.load(path)
     except (FileNotFoundError, ValueError):
@@ -141,10 +141,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="funccoll tune",
         allow_abbrev=False,
-        description="Measure the collectives of this machine, fit the cost model's parameters to the times, and keep both as "
-        "this host's machine profile, which the choice of algorithms and explain() use. Takes about half a minute. As the "
-        "program of a job on several hosts (mpirun ... funccoll tune) it measures them and their network; the profile is kept "
-        "on the host of rank 0.",
+        description="Measure the collectives of this machine and fit the cost model's parameters to the times. Keep both as "
+        "this host's machine profile, for the choice of algorithms and for explain(). It takes about half a minute. As the "
+        "program of a job on several hosts (mpirun ... funccoll tune) it measures the hosts and their network, and keeps the "
+        "profile on the host of rank 0.",
     )
     parser.add_argument(
         "-n",
@@ -153,13 +153,13 @@ def _parser() -> argparse.ArgumentParser:
         help="numbers of ranks, such as 2,4 (default: powers of two up to the cores, and twice the cores if these are few)",
     )
     parser.add_argument("--hosts", metavar="A:N,B:N", help="measure a job on these hosts, with N processes on each")
-    parser.add_argument("--quick", action="store_true", help="few sizes and short turns, 2 ranks: a rough profile in seconds")
-    parser.add_argument("--anyway", action="store_true", help="measure beside other processes that keep the machine busy")
+    parser.add_argument("--quick", action="store_true", help="few sizes, short turns, 2 ranks: a rough profile in seconds")
+    parser.add_argument("--anyway", action="store_true", help="measure even if other processes keep the machine busy")
     parser.add_argument("--out", type=Path, metavar="FILE", help="keep the profile in FILE, not in the user's cache directory")
     parser.add_argument("--json", action="store_true", help="print the profile as JSON")
     kept = parser.add_mutually_exclusive_group()
-    kept.add_argument("--show", action="store_true", help="print the profile that is kept, and measure nothing")
-    kept.add_argument("--delete", action="store_true", help="delete the profile that is kept, and measure nothing")
+    kept.add_argument("--show", action="store_true", help="print the kept profile, without measuring")
+    kept.add_argument("--delete", action="store_true", help="delete the kept profile, without measuring")
     return parser
 
 

@@ -20,7 +20,7 @@ from ..calibration.fit_network import built_on
 __all__ = ["print_profile"]
 
 _COLUMNS = 7
-"""Algorithms of a table, at most: it has 80 columns."""
+"""The most algorithms of a table, which has 80 columns."""
 
 
 def print_profile(profile: MachineProfile, as_json: bool) -> None:
@@ -57,7 +57,7 @@ def _hosts_text(hosts: tuple[int, ...]) -> str:
 
 
 def _machine(profile: MachineProfile, ranks: int, hosts: tuple[int, ...]) -> Topology:
-    """The machine that the profile describes."""
+    """Return the machine that the profile describes."""
     network = profile.network_for(hosts) if hosts else None
     if network is None:
         return Topology.measured_host(ranks, profile.parameters_for(ranks))
@@ -98,7 +98,7 @@ def _rate(seconds_per_byte: float) -> str:
 
 
 def _times_table(times: Sequence[MeasuredTimes], machine: Topology) -> Table:
-    """A row for each size, a column for each algorithm; below, the median error of the model's times."""
+    """Return a row for each size, a column for each algorithm, and below them the median error of the model's times."""
     table = Table.grid(padding=(0, 1))  # all of it in 80 columns
     table.add_column(justify="right")
     for _ in times:
