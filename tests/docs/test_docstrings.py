@@ -1,8 +1,4 @@
-"""Docstrings of public names: sections in Google style that name exactly the parameters, and examples that run.
-
-Names whose docstrings are still to be written stand in `TODO`. It is exact: a name leaves it in the commit that writes its
-docstring.
-"""
+"""Docstrings of public names: sections in Google style that name exactly the parameters, and examples that run."""
 
 from __future__ import annotations
 
@@ -23,7 +19,6 @@ import pytest
 import funccoll as fc
 from funccoll import P
 from funccoll.schedules.registry import _ALGORITHMS
-from tests.docs.docstrings_todo import TODO
 from tests.repo.layers import FILES
 
 MODULES: dict[str, str] = {
@@ -187,13 +182,10 @@ def described(module: str, name: str, value: Any) -> Public:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_docstrings_explain_what_a_call_takes(module):
-    """Args names exactly the parameters, Returns is there, and no other section; but for names in TODO."""
+    """Args names exactly the parameters, Returns is there, and no other section."""
     wrong = {name: faults(described(module, name, value)) for at, name, value in public_names() if at == module}
-    todo = TODO.get(module, set())
-    errors = [f"fc.{module}{'.' * bool(module)}{n}: {'; '.join(f)}" for n, f in wrong.items() if f and n not in todo]
+    errors = [f"fc.{module}{'.' * bool(module)}{n}: {'; '.join(f)}" for n, f in wrong.items() if f]
     assert not errors, "\n".join(errors)
-    done = sorted(todo - {name for name, found in wrong.items() if found})
-    assert not done, f"tests/docs/docstrings_todo.py: take these out of {module!r}, they are done: {done}"
 
 
 def test_no_docstring_explains_parameters_that_are_not_there():
@@ -210,24 +202,19 @@ def test_no_docstring_explains_parameters_that_are_not_there():
     assert not errors, "\n".join(errors)
 
 
-def test_todo_is_about_public_modules():
-    assert TODO.keys() <= MODULES.keys()
-    assert all(TODO.values()), "a module without names to do leaves TODO"
-
-
 def test_classes_that_are_not_constructed_are_public():
     names = {f"{module}.{name}".lstrip(".") for module, name, _ in public_names()}
     assert NEVER_CALLED.keys() <= names, NEVER_CALLED.keys() - names
 
 
 def examples(module: str) -> Iterator[doctest.DocTest]:
-    """The examples of a public module, its functions, and its classes with their methods; of a name in TODO none."""
+    """The examples of a public module, its functions, and its classes with their methods."""
     finder = doctest.DocTestFinder()
     namespace, path = {"np": np, "fc": fc, "P": P}, MODULES[module]
     text = importlib.import_module(path).__doc__ or ""
     yield doctest.DocTestParser().get_doctest(text, namespace, path, path, 0)
     for at, name, value in public_names():
-        if at == module and name not in TODO.get(module, ()):
+        if at == module:
             # `module=False`: methods too that are defined in another module
             yield from finder.find(value, f"{path}.{name}", module=False, globs=namespace)
 
