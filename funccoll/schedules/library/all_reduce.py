@@ -1,7 +1,7 @@
 """all_reduce: every rank gets the sum (or product, minimum, ...) of all ranks' vectors.
 
-In the docstrings n is `nbytes`, the bytes of one rank's vector; α is the time to start a message, β that per byte, γ that
-per reduced byte. A rank sends one message at a time and receives one at a time, both at once (one port, full duplex).
+In the docstrings n is `nbytes`, the bytes of one rank's vector. α is the time to start a message, β the time per byte, and γ
+the time per reduced byte. A rank sends one message at a time and receives one at a time, both at once (one port, full duplex).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def one_shot(p: int) -> Rounds:
 
 @algorithm("all_reduce", name="ring", chunks=lambda p: p)
 def ring_(p: int) -> Rounds:
-    """A ring reduce_scatter, then a ring all_gather; data go from r to r + 1 in both.
+    """A ring reduce_scatter, then a ring all_gather. In both, data go from r to r + 1.
 
     Rounds: 2(p−1).
     Bytes: each rank sends and receives 2n(p−1)/p, the minimum.
@@ -152,9 +152,9 @@ def circulant_(p: int) -> Rounds:
 
 @algorithm("all_reduce", chunks=8)
 def double_binary_tree(p: int, chunks: int) -> Rounds:
-    """A reduction up two binary trees, then a broadcast down them; each tree carries every other one of `chunks` chunks.
+    """A reduction up two binary trees, then a broadcast down them. Each tree carries every other one of `chunks` chunks.
 
-    A rank has children in one of the trees at most, so both ports of all ranks are in use. h = ⌈log₂ p⌉ below.
+    A rank has children in at most one of the trees, so both ports of all ranks are in use. h = ⌈log₂ p⌉ below.
     Rounds: at most 2(2h + chunks − 2), two more if `chunks` is odd.
     Bytes: each rank sends and receives at most 2n (rank 0, the root, n).
     Cost: at most (2h + chunks − 2)(2α + 2n/chunks β + n/chunks γ); with the best number of chunks
@@ -173,7 +173,7 @@ def double_binary_tree(p: int, chunks: int) -> Rounds:
 
 
 def _there_and_back(there: Pattern, back: Pattern, p: int) -> Rounds:
-    """reduce_scatter as the transpose of `there`, with sums in the outputs, then all_gather along `back`."""
+    """Yield reduce_scatter as the transpose of `there`, with sums in the outputs, then all_gather along `back`."""
     if p == 1:
         yield [own_copy(p)]
     yield from accumulate(there, all_ranks(p), "output")
@@ -181,9 +181,9 @@ def _there_and_back(there: Pattern, back: Pattern, p: int) -> Rounds:
 
 
 def _power_of_two_of(p: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(survivors, kept, extra): a power of two of ranks, the first of which are `kept`, each folding in one of `extra`.
+    """Return (survivors, kept, extra): a power of two of ranks, the first of which are `kept`, each folding in one of `extra`.
 
-    As in MPICH, of the first 2(p − p') ranks the even ones are the extra ones, and the odd ones next to them stay.
+    As in MPICH, the even ones of the first 2(p − p') ranks are the extra ones. The odd ones next to them stay.
     """
     size = 1 << (p.bit_length() - 1)
     extra = 2 * np.arange(p - size)
@@ -191,7 +191,7 @@ def _power_of_two_of(p: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _fold_extras(survivors: np.ndarray, kept: np.ndarray, extra: np.ndarray, buffer: str, count: int) -> list[Move]:
-    """The survivors' vectors in `buffer`, those of the kept ones with an extra rank's added."""
+    """Fold the survivors' vectors into `buffer`. Those of the kept ranks have an extra rank's added."""
     alone = survivors[len(kept) :]
     return [
         Move((kept, buffer, 0), [(extra, "input", 0), (kept, "input", 0)], count),

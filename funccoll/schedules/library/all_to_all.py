@@ -1,6 +1,6 @@
 """all_to_all: block d of rank s becomes block s of rank d.
 
-In the docstrings n is `nbytes`, the bytes of p blocks; a block has n/p. α and β are those of `all_reduce`.
+In the docstrings n is `nbytes`, the bytes of p blocks. A block has n/p. α and β are those of `all_reduce`.
 """
 
 from __future__ import annotations

@@ -73,17 +73,17 @@ class Pattern(NamedTuple):
 
 
 def ring(p: int, skip: int) -> Pattern:
-    """p − 1 steps, in each a block from the neighbour at distance `skip` (1 or −1)."""
+    """Return p − 1 steps, in each a block from the neighbour at distance `skip` (1 or −1)."""
     return Pattern(p, [(skip, np.array([skip * t % p])) for t in range(1, p)])
 
 
 def bruck(p: int) -> Pattern:
-    """⌈log₂ p⌉ steps: everything from distance 1, 2, 4, ..., the last step only what is still missing."""
+    """Return ⌈log₂ p⌉ steps: everything from distance 1, 2, 4, ..., the last step only what is still missing."""
     return Pattern(p, [(d, np.arange(d, min(2 * d, p))) for d in powers(p)])
 
 
 def circulant(p: int) -> Pattern:
-    """⌈log₂ p⌉ steps whose distances come from halving p, rounded up, again and again: half of what there will be."""
+    """Return ⌈log₂ p⌉ steps whose distances come from halving p, rounded up, again and again: half of what there will be."""
     steps = []
     there = p
     while there > 1:
@@ -94,12 +94,12 @@ def circulant(p: int) -> Pattern:
 
 
 def pat(p: int) -> Pattern:
-    """Bruck's with the dimensions reversed: ⌈log₂ p⌉ steps, the far ones first, when there is only one block to send."""
+    """Return ⌈log₂ p⌉ steps: Bruck's with the dimensions reversed, the far ones first, when there is only one block to send."""
     return Pattern(p, [(d, np.arange(d, p, 2 * d)) for d in reversed(powers(p))])
 
 
 def doubling(p: int) -> Pattern:
-    """log₂ p exchanges with the member that differs in bit 0, 1, 2, ...; p is a power of two."""
+    """Return log₂ p exchanges with the member that differs in bit 0, 1, 2, ...; p is a power of two."""
     return Pattern(p, [(d, np.arange(d, 2 * d)) for d in powers(p)], cube=True)
 
 

@@ -1,6 +1,6 @@
 """all_gather: every rank gets every rank's block. reduce_scatter, its transpose: rank r gets the sum of all blocks r.
 
-In the docstrings n is `nbytes`, the bytes of p blocks; a block has n/p. α, β and γ are those of `all_reduce`.
+In the docstrings n is `nbytes`, the bytes of p blocks. A block has n/p. α, β and γ are those of `all_reduce`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def all_gather_direct(p: int) -> Rounds:
 
 @algorithm("all_gather", name="ring")
 def all_gather_ring(p: int) -> Rounds:
-    """Rank r gets from r − 1 what that got in the round before.
+    """Rank r gets from r − 1 the block that r − 1 got in the round before.
 
     Rounds: p−1.
     Bytes: each rank sends and receives n(p−1)/p, the minimum.
@@ -58,7 +58,7 @@ def all_gather_ring(p: int) -> Rounds:
 
 @algorithm("all_gather", name="bruck")
 def all_gather_bruck(p: int) -> Rounds:
-    """Rank r gets from r + 1, r + 2, r + 4, ... all that those have; blocks are written to their final places.
+    """Rank r gets from r + 1, r + 2, r + 4, ... all the blocks that they have. Blocks go to their final places.
 
     Rounds: ⌈log₂ p⌉.
     Bytes: each rank sends and receives n(p−1)/p, the minimum; 2ᵏ blocks in round k, in the last one p − 2ᵏ.
@@ -71,7 +71,7 @@ def all_gather_bruck(p: int) -> Rounds:
 
 @algorithm("all_gather", name="circulant")
 def all_gather_circulant(p: int) -> Rounds:
-    """Rank r gets from r + s as many blocks as it has, or one less; the distances s come from halving p, rounded up.
+    """Rank r gets from r + s as many blocks as it has, or one less. The distances s come from halving p, rounded up.
 
     Rounds: ⌈log₂ p⌉.
     Bytes: each rank sends and receives n(p−1)/p, the minimum.
@@ -131,7 +131,7 @@ def reduce_scatter_direct(p: int) -> Rounds:
 
 @algorithm("reduce_scatter", name="ring")
 def reduce_scatter_ring(p: int) -> Rounds:
-    """Sums go round from r to r + 1; that of block r begins at rank r + 1 and ends at r. Transpose of the ring all_gather.
+    """Sums go round from r to r + 1. That of block r begins at rank r + 1 and ends at r. Transpose of the ring all_gather.
 
     Rounds: p−1.
     Bytes: each rank sends and receives n(p−1)/p, the minimum.
@@ -157,7 +157,7 @@ def reduce_scatter_bruck(p: int) -> Rounds:
 
 @algorithm("reduce_scatter", name="circulant")
 def reduce_scatter_circulant(p: int) -> Rounds:
-    """Rank r sends the sums of blocks r + s ... to r + s; the distances s come from halving p, rounded up.
+    """Rank r sends the sums of blocks r + s ... to r + s. The distances s come from halving p, rounded up.
 
     Rounds: ⌈log₂ p⌉.
     Bytes: each rank sends and receives n(p−1)/p, the minimum.

@@ -29,7 +29,7 @@ def direct(p: int, pairs: tuple[tuple[int, int], ...]) -> Rounds:
 
 @algorithm("barrier")
 def dissemination(p: int) -> Rounds:
-    """In round k rank r hears from r − 2ᵏ, and through it from all ranks that r − 2ᵏ has heard from.
+    """In round k rank r receives a token from r − 2ᵏ, and with it those that r − 2ᵏ has received.
 
     The token is a sum in which ranks may count more than once. Each round has its own chunk of scratch.
     Rounds: ⌈log₂ p⌉.

@@ -72,7 +72,7 @@ def broadcast_pipelined_chain(p: int, root: int, chunks: int) -> Rounds:
 
 @algorithm("broadcast", name="double_binary_tree", chunks=8)
 def broadcast_double_binary_tree(p: int, root: int, chunks: int) -> Rounds:
-    """Two binary trees carry every other one of `chunks` chunks each; a rank has children in one of them at most.
+    """Two binary trees carry every other one of `chunks` chunks each. A rank has children in at most one of them.
 
     Rounds: at most 2⌈log₂ p⌉ + chunks − 2, one more if `chunks` is odd.
     Bytes: each rank sends at most n, each but the root receives n; at most n/chunks a round.

@@ -1,9 +1,10 @@
 """Hierarchical algorithms: memory inside hosts, few bytes and messages between them.
 
 `hosts` has the host of each rank. Hosts may have different numbers of ranks, in any order of ranks. In the docstrings there are
-h hosts, of q ranks each where counts are given; with fewer ranks on some host, q is the least for all_reduce, and on the other
-hosts the first q ranks talk to other hosts. Elsewhere the ranks of the smaller hosts take the lanes of those that they lack,
-in turn. n, α, β and γ are as for other algorithms of the collective.
+h hosts, of q ranks each if counts are given. n, α, β and γ are as for other algorithms of the collective.
+
+If some host has fewer ranks, q is the least number for all_reduce, and on the other hosts only the first q ranks communicate
+with other hosts. In the other collectives the ranks of a smaller host also take the lanes that it lacks, in turn.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Hosts = tuple[int, ...]
 
 
 def _lanes(p: int, hosts: Hosts) -> int:
-    """Chunks of an all_reduce: one for each host in each lane."""
+    """Return the chunks of an all_reduce: one for each host in each lane."""
     size = np.bincount(hosts)
     return len(size) * int(size.min())
 
@@ -276,6 +277,6 @@ def scatter_hierarchical(p: int, root: int, hosts: Hosts) -> Rounds:
 
 
 def _at_once(on: HostRanks, root: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(ranks, the leader of each one's host, True for those whose blocks need not pass through a leader)."""
+    """Return (ranks, the leader of each one's host, True for those whose blocks need not pass through a leader)."""
     leader = _leaders(on, root)[on.host]
     return np.arange(len(on.host)), leader, (leader == root) | (on.size[on.host] == 1)

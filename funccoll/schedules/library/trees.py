@@ -27,7 +27,7 @@ class Edges(NamedTuple):
 
 
 def binomial(p: int, root: int) -> list[Edges]:
-    """⌈log₂ p⌉ rounds, the largest subtrees first: the subtree of v is v and what differs in its trailing zero bits."""
+    """Return ⌈log₂ p⌉ rounds, the largest subtrees first. The subtree of v is v and what differs in its trailing zero bits."""
     rounds = []
     for d in reversed(powers(p)):
         parent = np.arange(0, p - d, 2 * d)
@@ -37,7 +37,7 @@ def binomial(p: int, root: int) -> list[Edges]:
 
 
 def chain(p: int, root: int, chunks: int) -> list[Edges]:
-    """p + chunks − 2 rounds: the chunks follow each other from the root to root + 1, root + 2, ... (mod p)."""
+    """Return p + chunks − 2 rounds: the chunks follow each other from the root to root + 1, root + 2, ... (mod p)."""
     rounds = []
     for t in range(p + chunks - 2 if p > 1 else 0):
         child = np.arange(max(1, t - chunks + 2), min(p - 1, t + 1) + 1)
