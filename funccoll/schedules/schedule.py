@@ -183,6 +183,10 @@ class Schedule:
 
         Returns:
             `Streams`.
+
+        Example:
+            >>> print(fc.schedules.build("broadcast", 2).messages())
+            <Streams of flat, 2 streams: 9 instructions, 0 waits>
         """
         return self.streams(range(self.nranks))
 
@@ -251,6 +255,10 @@ class Schedule:
 
         Raises:
             DrawingError: If there is no such drawing.
+
+        Example:
+            >>> print(fc.schedules.build("all_gather", 4, "ring").draw("chunk_table", theme="dark"))
+            <Drawing: all_gather on 4 ranks: ring, 3 rounds, 1 chunk per block>
         """
         from ..draw import draw_schedule
 
@@ -289,6 +297,19 @@ class Schedule:
 
         Raises:
             ScheduleError: If the number of blocks does not divide `nbytes`.
+
+        Example:
+            >>> print(fc.schedules.build("broadcast", 2).to_goal(8))
+            num_ranks 2
+            <BLANKLINE>
+            rank 0 {
+            l1: send 8b to 1 tag 0
+            l2: calc 0
+            }
+            <BLANKLINE>
+            rank 1 {
+            l1: recv 8b from 0 tag 0
+            }
         """
         from .export.goal import to_goal
 

@@ -209,6 +209,11 @@ class Topology:
 
         Returns:
             A `Topology`.
+
+        Example:
+            >>> topology = fc.schedules.Topology.of_hosts((0, 0, 1))
+            >>> print(topology.hosts, topology.ranks_per_host, topology.host_map)
+            2 2 (0, 0, 1)
         """
         placed = _placed(hosts)
         if not placed:
@@ -355,6 +360,11 @@ class Topology:
 
         Returns:
             A `Topology`.
+
+        Example:
+            >>> topology = fc.schedules.Topology.uniform(4, alpha=1e-6, beta=1e-9, gamma=0.0)
+            >>> print(fc.schedules.build("broadcast", 4, "binomial").cost(topology, 1000))
+            <Cost 4 µs: 2 rounds, 2,000 bytes sent and 0 reduced per rank>
         """
         link = Link("uniform", alpha, beta)
         return cls("uniform", p, 1, link, link, gamma)
@@ -425,6 +435,10 @@ class Topology:
 
         Returns:
             An integer array.
+
+        Example:
+            >>> print(fc.schedules.Topology.torus(4).distance(0, np.arange(4)))
+            [0 1 2 1]
         """
         src, dst = np.asarray(src), np.asarray(dst)
         if not self.shape:
@@ -445,6 +459,11 @@ class Topology:
 
         Returns:
             Two float arrays.
+
+        Example:
+            >>> alpha, beta = fc.schedules.Topology.ethernet(2).links(0, np.array([0, 1]))
+            >>> print(alpha, beta)
+            [0.e+00 3.e-05] [0.0e+00 3.2e-10]
         """
         distance = self.distance(src, dst)
         alpha, beta = self.times

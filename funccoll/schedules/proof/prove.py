@@ -51,6 +51,11 @@ class Proof:
 
         Returns:
             A tuple. A leaf is (rank, input chunk).
+
+        Example:
+            >>> proof = fc.schedules.build("reduce_scatter", 3, "ring").prove()
+            >>> print(proof.tree(int(proof.outputs[2][0])))
+            ((0, 0), ((1, 0), (2, 0)))
         """
         kids = self.nodes.children(node)
         return tuple(self.tree(k) for k in kids) if kids else self.nodes.leaf(node)
