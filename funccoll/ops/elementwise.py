@@ -275,7 +275,7 @@ def imag(val: Any) -> Any:
 def _by_parts(f: Callable[[Any], Any], z: Any) -> Any:
     """Apply f to the real and to the imaginary part, and return one complex number.
 
-    The parts must be finite: 1j * inf is nan + inf j.
+    Both results must be finite: 1j * inf is nan + inf j.
     """
     return f(np.real(z)) + 1j * f(np.imag(z))
 

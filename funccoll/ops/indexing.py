@@ -270,11 +270,11 @@ def _each_dimension(shape: tuple[int, ...], index: Any) -> list[tuple[Any, int |
 
 
 def at(x: Any) -> _At:
-    """Start a functional update: `fc.at(x)[idx].set(v)` returns a new array. It works on NumPy arrays and inside traced
-    functions.
+    """Start a functional update: `fc.at(x)[idx].set(v)` returns a new array.
 
-    There are `.set(v)`, `.add(v)`, `.multiply(v)`, `.min(v)` and `.max(v)`. `.get(mode)` reads: `mode` is "clip", "wrap" or
-    "fill", for indices out of bounds. `idx` is any basic or integer-array index, and `v` broadcasts to the region.
+    It works on NumPy arrays and inside traced functions. There are `.set(v)`, `.add(v)`, `.multiply(v)`, `.min(v)` and
+    `.max(v)`. `.get(mode)` reads: `mode` is "clip", "wrap" or "fill", for indices out of bounds. `idx` is any basic or
+    integer-array index, and `v` broadcasts to the region.
 
     Source: JAX's `x.at[idx]`.
 
@@ -282,7 +282,7 @@ def at(x: Any) -> _At:
         x: An array.
 
     Returns:
-        An object that you index, and then call one of the methods of.
+        An object to index. Then call one of these methods.
 
     Example:
         >>> x = np.zeros(4)

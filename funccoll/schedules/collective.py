@@ -71,8 +71,8 @@ class Kind:
 
     `input_blocks` and `output_blocks` are the blocks of a rank's buffer: 1, or 0 for one block per rank. The postcondition is
     `source(collective, rank, block)`: the required contents of block `block` of a rank's output, as (source rank or REDUCTION,
-    block of its input). `receives(collective, rank)` is a mask of the ranks that receive an output. The caller decides what the
-    others return. Ranks and blocks are arrays.
+    block of its input). `receives(collective, rank)` is a mask of the ranks that receive an output. The caller fills in what
+    the others return. Ranks and blocks are arrays.
     """
 
     name: str

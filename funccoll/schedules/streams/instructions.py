@@ -87,7 +87,7 @@ class Opcode(IntEnum):
     An argument must be an array of `count` elements, with the dtype object at the address `dtype`.
     """
     ENTER = 2, "line record communicator value hash text table narrays width slot stride"
-    """Publish this rank's entry: call number, hash, the address of its description, and the addresses of its buffers.
+    """Publish this rank's entry: call number, hash, the place of its description, and the addresses of its buffers.
 
     The latter are in `table`.
     """
@@ -99,7 +99,7 @@ class Opcode(IntEnum):
     READ_PEER = 4, "line communicator value hash rank narrays width slot stride"
     """Read a peer's addresses. It must be in this call: number and hash are compared."""
     CHECK = 5, "line communicator value hash rank"
-    """Check that a peer after a wait is in this call, or has left it."""
+    """Check that a peer is in this call, or has left it. A wait for the peer came before."""
     COMBINE = 6, "function count itemsize divisor rows ndst nsrc", {"destinations": "ndst", "sources": "nsrc"}
     """destinations := left fold of the sources, row by row of `count` elements of `itemsize` bytes, by `function`.
 
