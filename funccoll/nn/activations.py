@@ -73,7 +73,8 @@ def sigmoid(x: Float[Any, "*s"]) -> Float[Any, "*s"]:
 @custom_vjp
 def _sigmoid(x: Any) -> Any:
     small = np.exp(-np.abs(x))
-    return np.where(x >= 0, np.ones((), small.dtype), small) / (1 + small)
+    one = np.ones((), small.dtype)  # NumPy 2.0 adds the number 1 to a bfloat16 in float32
+    return np.where(x >= 0, one, small) / (one + small)
 
 
 def _sigmoid_forward(x: Any) -> tuple[Any, Any]:

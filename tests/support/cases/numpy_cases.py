@@ -18,6 +18,8 @@ import numpy as np
 
 SMOOTH, ZERO, DISCRETE, DIRECTION, FORWARD = "smooth", "zero", "discrete", "direction", "forward"
 BF16 = np.dtype(ml_dtypes.bfloat16)
+NUMPY = tuple(map(int, np.__version__.split(".")[:2]))
+"""The version of NumPy: a call that an older one lacks, or computes otherwise, is a case from a version on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,7 +232,8 @@ add(np.clip, lambda x: np.clip(x, -0.5, 0.5), np.array([-1.2, -0.1, 0.3, 0.9]))
 add(np.clip, lambda x, low, high: np.clip(x, low, high), distinct(2, 3), np.array([-0.52, -0.33, -0.21]), np.array(0.57))
 add(np.clip, lambda x: np.clip(x, None, 0.5), np.array([-1.2, -0.1, 0.3, 0.9]))
 add(np.clip, lambda x: np.clip(x, 0.1, None), np.array([-1.2, -0.1, 0.3, 0.9]))
-add(np.clip, lambda x: np.clip(x, min=0.1, max=0.4), np.array([-1.2, -0.1, 0.3, 0.9]))
+if NUMPY >= (2, 1):
+    add(np.clip, lambda x: np.clip(x, min=0.1, max=0.4), np.array([-1.2, -0.1, 0.3, 0.9]))
 add(np.clip, lambda x: np.clip(x, 0, 300), np.array([0, 7, 255], np.uint8), grad=DISCRETE)
 add(np.clip, lambda x: np.clip(x, -5, 100), np.array([0, 7, 255], np.uint8), grad=DISCRETE)
 add(np.clip, lambda x: np.clip(x, 0.5, 2), np.arange(4, dtype=np.int32), grad=DISCRETE)
@@ -420,7 +423,7 @@ for _axis in (None, 0, -1):
 add(np.repeat, lambda x: np.repeat(x, 0, 1), normal(2, 3))
 for _reps in (2, (2, 1), (2, 1, 2), 0, ()):
     add(np.tile, lambda x, r=_reps: np.tile(x, r), normal(2, 2))
-for _w in (1, (1, 2), ((1, 0), (0, 2)), ((2,), (1,)), {-1: (0, 1)}):
+for _w in (1, (1, 2), ((1, 0), (0, 2)), ((2,), (1,)), *([{-1: (0, 1)}] if NUMPY >= (2, 4) else [])):
     add(np.pad, lambda x, w=_w: np.pad(x, w), normal(2, 3))
     for _mode in ("edge", "reflect", "symmetric", "wrap"):
         add(np.pad, lambda x, w=_w, m=_mode: np.pad(x, w, mode=m), normal(2, 3))

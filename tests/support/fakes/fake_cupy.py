@@ -155,6 +155,16 @@ def write(out: ndarray, compute: Callable[[], Any]) -> ndarray:
     return out
 
 
+def _reshaped_view(array: np.ndarray, shape: Any) -> np.ndarray:
+    """Return a view of another shape, or raise ValueError if there is none. np.reshape has `copy` from NumPy 2.1 on."""
+    if hasattr(np, "unstack"):
+        return np.reshape(array, shape, copy=False)
+    shaped = array.reshape(shape)
+    if array.size and not np.may_share_memory(shaped, array):
+        raise ValueError("a copy is needed")
+    return shaped
+
+
 def _refuse(*args: Any, **kwargs: Any) -> Any:
     raise TypeError(
         "Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct a NumPy array explicitly."
@@ -243,7 +253,7 @@ class ndarray:
     def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> ndarray:
         wanted = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
         try:
-            return self._view(np.reshape(self.host, wanted, copy=False))
+            return self._view(_reshaped_view(self.host, wanted))
         except ValueError:
             made = new(np.reshape(np.broadcast_to(np.empty((), np.bool_), self.shape), wanted).shape, self.dtype)
             return write(made, lambda: self.host.reshape(made.shape))

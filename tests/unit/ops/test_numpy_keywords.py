@@ -21,6 +21,7 @@ from funccoll.errors import InPlaceError
 from funccoll.ops import FUNCTIONS
 from funccoll.ops.registry import is_traced, qualified_name
 from funccoll.tracing.trace import stage
+from tests.support.cases.numpy_cases import NUMPY
 from tests.support.groups import in_groups
 
 pytestmark = pytest.mark.covers("numpy")
@@ -45,8 +46,8 @@ FIRST: dict[Any, tuple[Any, ...]] = {
     **dict.fromkeys((np.hstack, np.vstack, np.stack, np.concatenate), ([A, A],)), **dict.fromkeys((np.pad, np.repeat), (A, 1)),
     **dict.fromkeys((np.nansum, np.nanprod, np.nanmean, np.nanvar, np.nanstd, np.nanmax, np.nanmin), (HOLES,)),
     **dict.fromkeys((np.nanmedian, np.nancumsum, np.nancumprod, np.nanargmax, np.nanargmin), (HOLES,)), np.unwrap: (7 * A,),
-    **dict.fromkeys((np.diagonal, np.trace, np.unstack), (np.stack([A, 2 * A, 3 * A]),)), np.cross: (A[:, :3], A[:, 1:]),
-    **dict.fromkeys((np.cumulative_sum, np.cumulative_prod), (V,)), np.choose: (COUNTS, [V[:5], -V[:5], V[1:]]),
+    **dict.fromkeys((np.diagonal, np.trace), (np.stack([A, 2 * A, 3 * A]),)), np.cross: (A[:, :3], A[:, 1:]),
+    np.choose: (COUNTS, [V[:5], -V[:5], V[1:]]),
     **dict.fromkeys((np.histogram, np.histogram_bin_edges, np.diagflat), (V,)), np.angle: (A[:, :2] + 1j * A[:, 2:],),
     **dict.fromkeys((np.linspace, np.logspace), (V[:2], V[2:4])), np.clip: (A,), np.bincount: (COUNTS,),
     **dict.fromkeys((np.linalg.norm, np.linalg.matrix_norm, np.linalg.vector_norm, np.linalg.svd), (A,)),
@@ -66,6 +67,8 @@ FIRST: dict[Any, tuple[Any, ...]] = {
 }
 # fmt: on
 """The arguments by position, where they are not one matrix."""
+if NUMPY >= (2, 1):
+    FIRST |= {np.cumulative_sum: (V,), np.cumulative_prod: (V,), np.unstack: (np.stack([A, 2 * A, 3 * A]),)}
 WITHOUT_ARRAYS = {np.arange, np.empty, np.eye, np.identity, np.ones, np.tri, np.zeros, np.ndim, np.shape, np.result_type}
 """Functions of shapes and dtypes, whose results are known while tracing."""
 ANY_VALUES = {np.empty_like}
@@ -143,12 +146,15 @@ NEUTRAL = {
     "a_max",
 }
 """Parameters that may leave the values as they are, or are given by position."""
+GONE = ("interpolation", "newshape")
+"""Parameters that NumPy 2.4 has dropped, after years of warnings: a traced call has no such argument."""
 NO_CHANGE = {
-    (np.cumulative_sum, "axis"),
-    (np.cumulative_prod, "axis"),
     (np.histogram_bin_edges, "weights"),
     (np.real_if_close, "tol"),
     (np.linalg.lstsq, "rcond"),
+    (np.corrcoef, "bias"),  # it does nothing; NumPy 2.4 has dropped it
+    (np.corrcoef, "ddof"),
+    *([(np.cumulative_sum, "axis"), (np.cumulative_prod, "axis")] if NUMPY >= (2, 1) else []),
 }
 
 
@@ -166,7 +172,9 @@ def parameters() -> list[Any]:
         if function in WITHOUT_ARRAYS:
             continue
         for p in parameters_of(function).values():
-            if p.default is not p.empty and p.kind is not p.POSITIONAL_ONLY and p.name not in ("like", "out"):
+            if (function, p.name) == (np.reshape, "shape"):  # it has a default before NumPy 2.4, for newshape
+                continue
+            if p.default is not p.empty and p.kind is not p.POSITIONAL_ONLY and p.name not in ("like", "out", *GONE):
                 found.append((function, p.name))
     return found
 

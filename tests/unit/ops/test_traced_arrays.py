@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 import funccoll as fc
 from funccoll.errors import ConcretizationError, InPlaceError, ShapeError, UnsupportedError
 from funccoll.primitives.elementwise import where_p
-from tests.support.cases.numpy_cases import BF16
+from tests.support.cases.numpy_cases import BF16, NUMPY
 from tests.support.groups import in_groups
 from tests.support.oracles.numpy_oracle import assert_same, noted
 
@@ -117,7 +117,9 @@ def test_matmul_operator_reflected():
     _both(lambda x: (-x, +x, abs(x)), x)
 
 
-EXPONENTS = [-1, -1.0, 0, 0.5, 1, 1.0, 2, 2.0, 3, 3.0, -2.0, np.float64(2), np.float32(2), np.int8(2), True]
+EXPONENTS = [-1, 0, 0.5, 1, 1.0, 2, 2.0, 3, 3.0, -2.0, True]
+if NUMPY >= (2, 3):  # before, `x ** np.float64(2)` of float16 is float16, and `x ** -1.0` has other signs of zeros: not as here
+    EXPONENTS += [-1.0, np.float64(2), np.float32(2), np.int8(2)]
 
 
 @pytest.mark.parametrize("exponent", EXPONENTS)
