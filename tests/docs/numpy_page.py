@@ -20,6 +20,7 @@ from tests.support.cases.numpy_cases import SMOOTH
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "numpy.md"
 HEAD = """# NumPy in traced functions
 
+After this page you know which functions of NumPy you can call in a traced function, and what to write in place of the others.
 `python -m tests.docs.numpy_page` writes this page from the table of functions (`funccoll.supported_functions()`) and from the
 cases that test it. You call NumPy's own functions, on traced arrays as on others:
 

@@ -20,7 +20,7 @@ def test_about_ten_lines_stand_beside_theirs(library):
 
 
 def test_mpi4py_users_read_first_that_a_numpy_array_is_the_global_value():
-    paragraph = SECTION[SECTION.index("**mpi4py.**") + len("**mpi4py.**") :].replace("\n", " ")
+    paragraph = SECTION[SECTION.index("## mpi4py") + len("## mpi4py") :].replace("\n", " ")
     second = re.split(r"\.(?= )", paragraph)[1]
     assert all(part in second for part in ('`P("i")`', "*global* value", "`fc.from_local`"))
 
