@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import queue
 import signal
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,26 +44,52 @@ def refused(deed: Callable[[], object]) -> str:
     return ""
 
 
-def meanwhile(call: Callable[[], Any], deed: Callable[[], object]) -> Any:
-    """What `call` returns on all ranks; on rank 0 a thread does the deed while the call waits for rank 1."""
+DEEDS = itertools.count()
+"""Numbers of the deeds: all ranks count alike."""
+
+
+def meanwhile(call: Callable[[], Any], deed: Callable[[], object], until_called: bool = False) -> Any:
+    """What `call` returns on all ranks; on rank 0 a thread does the deed while the call waits for rank 1.
+
+    `until_called` is for a deed that waits for the end of the call: rank 1 comes when it has begun.
+    """
+    done = Path(f"{os.environ['CALL']}.deed{next(DEEDS)}")
     if fc.rank() == 1:
-        time.sleep(LATE)
+        while not done.exists():
+            time.sleep(LATE / 10)
         return call()
     if fc.rank() > 1:
         return call()
     failed: list[BaseException] = []
+    caller, ended = threading.get_ident(), threading.Event()
+
+    def calling() -> bool:
+        frame = sys._current_frames()[caller]
+        while frame and frame.f_code is not code:
+            frame = frame.f_back
+        return frame is not None
 
     def beside() -> None:
-        time.sleep(LATE / 2)
+        while not calling() and not ended.wait(LATE / 10):
+            pass
+        time.sleep(LATE / 2)  # now the call waits for rank 1, which waits for the deed
+        if until_called:
+            done.touch()
         try:
             deed()
         except BaseException as error:
             failed.append(error)
+        finally:
+            done.touch()
 
+    code = call.__code__  # type: ignore[attr-defined]  # a lambda's
     thread = threading.Thread(target=beside)
     thread.start()
-    found = call()
-    thread.join()
+    try:
+        found = call()
+    finally:
+        ended.set()  # a call may fail before it waits
+        thread.join()
     if failed:
         raise failed[0]
     return found
@@ -274,7 +303,7 @@ def finalized() -> list[str]:
         total(shared)
     for _ in range(2):
         try:
-            found = meanwhile(lambda: total(shared), fc.finalize)
+            found = meanwhile(lambda: total(shared), fc.finalize, until_called=True)
             told.append("right" if (found.local == 5 * n).all() else "wrong")
         except FunccollError as error:
             told.append(type(error).__name__)
