@@ -118,7 +118,7 @@ def test_goal_has_the_bytes_of_the_chunks():
     [
         (0, 0, "nbytes=0 must be"),
         (1.5, 0, "nbytes=1.5 must be"),
-        (1001, 0, "cuts them into 4 blocks, of which they must be a mult"),
+        (1001, 0, "cuts them into 4 blocks, so they must be a multiple of 4"),
         (8, -1, "gamma=-1 must be a number of seconds per byte"),
         (8, float("nan"), "gamma=nan must be"),
         (8, "x", "gamma='x'"),

@@ -154,7 +154,7 @@ BATCHES: list[tuple[dict[str, Any], str]] = [
     ({"count": np.array([2], INT)}, "a destination is 2 chunk(s) from place 2 on"),
     ({"count": np.array([0], INT)}, "a destination is 0 chunk(s) from place 2 on"),
     ({"count": np.array([-1], INT)}, "a destination is -1 chunk(s)"),
-    ({"dst": np.array([[0, 2]], INT)}, "it writes to input[0] of rank 0, which is an input"),
+    ({"dst": np.array([[0, 2]], INT)}, "it writes to input[0] of rank 0, an input"),
     ({"by": np.array([2], INT)}, "by names rank 2, of 2"),
     ({"by": np.array([-1], INT)}, "by names rank -1, of 2"),
     ({"channel": 1}, "channel 1 does not exist (of 1)"),
