@@ -2,13 +2,18 @@
 
 It imports `ops`, and `transforms` for the gradients of draws.
 
-    key = fc.random.key(0)
-    first, second = fc.random.split(key)
-    x = fc.random.normal(first, (4, 8))
-    mine = fc.random.fold_in(key, fc.axis_index("data"))     # different on each device, inside a traced function
+Use a key (uint64, shape (2,)) once. For more draws, split it or fold numbers into it. Inside a traced function
+`fc.random.fold_in(key, fc.axis_index("data"))` is a different key on each device.
 
-Use a key (uint64, shape (2,)) once. For more draws, split it or fold numbers into it. Source: Philox4x64-10 (Salmon et al.,
-"Parallel random numbers: as easy as 1, 2, 3", SC 2011), NumPy's implementation.
+Source: Philox4x64-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), NumPy's implementation.
+
+Example:
+    >>> first, second = fc.random.split(fc.random.key(0))
+    >>> print(fc.random.normal(first, (2, 3)).round(2))
+    [[ 0.93  0.08 -0.63]
+     [-1.2   0.57 -0.35]]
+    >>> print(fc.random.permutation(second, 4))
+    [2 1 3 0]
 """
 
 from typing import TYPE_CHECKING
