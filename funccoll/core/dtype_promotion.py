@@ -196,7 +196,7 @@ def _in_words(operand: Any) -> str:
 def _remedy(cause: Any, before: np.dtype, after: np.dtype) -> str:
     """Return the way to avoid a widening, as an imperative."""
     kind, bits = "c" if _dtype_of(cause).kind == "c" else "f", _BITS[before]
-    meant = f"x.astype(np.{after}) where {after} is meant"
+    meant = f"x.astype(np.{after}) if you mean {after}"
     if (kind, bits) not in _CONVERSION:  # no complex dtype is that narrow
         return f"write {meant}"
     target = "fc.bfloat16" if before == bfloat16 else _CONVERSION[kind, bits]

@@ -119,7 +119,7 @@ def refuse_subclass(value: Any, what: str) -> None:
         raise TraceError(f"{what} is a masked array, and its mask would be lost. Pass x.filled(value), and the mask beside it.")
     if isinstance(value, np.matrix):
         raise TraceError(
-            f"{what} is an np.matrix, whose x * y is a product of matrices, and here would be one of elements. Pass "
+            f"{what} is an np.matrix: its x * y is a product of matrices, and here it would be one of elements. Pass "
             "np.asarray(x), and write x @ y."
         )
 

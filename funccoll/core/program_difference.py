@@ -30,7 +30,7 @@ class ProgramRow(NamedTuple):
     def told(self, other: ProgramRow) -> tuple[str, str]:
         """Return both rows in words. They are the first at which two programs differ."""
         mine, theirs = self._words(), other._words()
-        return (f"{mine}, of which a captured value is another", theirs) if mine == theirs else (mine, theirs)
+        return (f"{mine}, with another captured value", theirs) if mine == theirs else (mine, theirs)
 
     def _words(self) -> str:
         return f"{self.shown} at {self.line}" if self.line else self.shown

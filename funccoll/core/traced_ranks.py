@@ -34,5 +34,5 @@ def note_rank(depth: int) -> None:
         TracedRankWarning,
         f"fc.rank() is read while {getattr(trace, 'label', 'a function')} is traced: it is this process's number, a constant "
         f"of the program, 0 on all {math.prod(sizes.values())} devices of the mesh. A device's own position is {position}; "
-        "np.where(...) decides by it. What is done once for each process stands outside of the traced function.",
+        "np.where(...) decides by it. Code that runs once for each process belongs outside of the traced function.",
     )

@@ -155,7 +155,7 @@ def _log_gamma_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any
     def refused() -> Any:
         raise UnsupportedError(
             "random.gamma, beta and dirichlet have no gradient in their parameters, because samples are accepted or rejected. "
-            "Use fc.stop_gradient(a) where the gradient does not matter, or the gradient of the density's logarithm."
+            "Use fc.stop_gradient(a) if the gradient does not matter, or the gradient of the density's logarithm."
         )
 
     return [None, refused]

@@ -53,8 +53,8 @@ def communication_hook(
     has_state = not functional and _takes_state(given)
     if state is not None and not has_state:
         raise ModuleError(
-            f"register_comm_hook: {hook_name(hook)} is a function of the bucket alone, whose state the wrapper keeps, and the "
-            f"state given was {state!r:.60}. Give state=None."
+            f"register_comm_hook: {hook_name(hook)} is a function of the bucket alone, and the wrapper keeps its state. The "
+            f"given state is {state!r:.60}. Give state=None."
         )
     names = gather_text(memory.host, hook_name(hook))
     if len(set(names)) > 1:  # the mismatch of another library's collectives would not name the hooks

@@ -139,7 +139,7 @@ class FutureHook(SlotReducer):
         if value.device != buffer.device or value.layout is not torch.strided:
             raise ModuleError(
                 f"{where}: it returned a tensor on {value.device} ({value.layout}), and the gradients are dense, on "
-                f"{buffer.device}. Copy it back to where the buffer is."
+                f"{buffer.device}. Copy it to the buffer's device."
             )
         value = value.contiguous()
         if value.data_ptr() != buffer.data_ptr() or value.dtype != buffer.dtype:

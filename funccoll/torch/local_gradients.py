@@ -52,8 +52,8 @@ class LocalGradients:
         source = user_source()
         text = (
             f"gradients of {self._names[first]!r} and perhaps of others were computed, and are not averaged over ranks: the "
-            "backward pass goes through no forward pass of DistributedDataParallel. Call the wrapper, not its module, or say "
-            "that it is meant, by no_sync()."
+            "backward pass goes through no forward pass of DistributedDataParallel. Call the wrapper, not its module, or use "
+            "no_sync() if you mean it."
         )
         if source is None:
             warnings.warn(text, RuntimeWarning, stacklevel=2)

@@ -44,7 +44,7 @@ def group_of_device_mesh(device_mesh: Any, process_group: Any) -> Any:
     """Return the process group of a one-dimensional mesh of torch.distributed. Raise MeshError for another mesh."""
     if process_group is not None:
         raise MeshError(
-            "DistributedDataParallel: process_group and device_mesh say both which processes average gradients. Give one."
+            "DistributedDataParallel: process_group and device_mesh both name the processes that average gradients. Give one."
         )
     if device_mesh.ndim != 1:
         raise MeshError(

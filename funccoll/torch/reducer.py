@@ -403,7 +403,7 @@ class Reducer:
         if any(flag & _FROZEN and flag != _FROZEN for flag in kinds):
             self._discard()
             raise ModuleError(
-                "ranks differ in which parameters they have frozen after wrapping (requires_grad_(False)): "
+                "ranks have frozen different parameters after wrapping (requires_grad_(False)): "
                 f"{self._named(_FROZEN, [flag != _FROZEN for flag in used])}. Freeze the same ones on all ranks, or give "
                 "DistributedDataParallel find_unused_parameters=True. All ranks have discarded the gradients."
             )

@@ -48,8 +48,8 @@ class SparseReduction:
             gradient = torch.sparse_coo_tensor(torch.zeros(1, 0, dtype=torch.int64), empty, slot.shape)
         elif gradient.layout is not torch.sparse_coo:
             raise ModuleError(
-                f"the gradient of {slot.name!r} is dense, and its embedding has sparse=True: weights which are tied, or used "
-                "elsewhere as well, have dense gradients. Give the embedding sparse=False."
+                f"the gradient of {slot.name!r} is dense, and its embedding has sparse=True: tied weights, and weights that "
+                "are also used elsewhere, have dense gradients. Give the embedding sparse=False."
             )
         gradient = gradient.coalesce()
         counts, *found = self._counts(np.array([gradient._nnz()], _COUNT), *flags)

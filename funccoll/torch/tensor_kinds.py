@@ -27,13 +27,13 @@ def unsupported(name: str, tensor: torch.Tensor) -> str | None:
         )
     if tensor.is_nested:
         return (
-            f"{name!r} is a nested tensor, whose parts have sizes of their own on each rank. Register "
+            f"{name!r} is a nested tensor: its parts have other sizes on each rank. Register "
             "torch.nested.to_padded_tensor(x, 0.0), or the parts."
         )
     if kind.__torch_dispatch__ is not _DISPATCH and (hasattr(tensor, "__tensor_flatten__") or not tensor.data_ptr()):
         values = "x.full_tensor()" if hasattr(tensor, "full_tensor") else "a plain tensor"
         return (
-            f"{name!r} is a {kind.__name__}, whose values its class keeps elsewhere, perhaps on several ranks already. "
+            f"{name!r} is a {kind.__name__}: its class keeps the values elsewhere, perhaps on several ranks already. "
             f"Register {values}, or leave it to each rank: {_ignoring(name)}."
         )
     if tensor.is_quantized:

@@ -234,8 +234,8 @@ class DeviceMemory(HostMemory):
         """See `HostMemory`. Raise ModuleError while a CUDA graph is captured: its replays would not agree with other ranks."""
         if _captures():
             raise ModuleError(
-                "the wrapped module was called while a CUDA graph is captured, and the processes agree before each collective, "
-                "which a graph cannot do. Capture the module itself, or parts of it, without the wrapper."
+                "the wrapped module was called while a CUDA graph is captured. The processes agree before each collective, and "
+                "a graph cannot. Capture the module itself, or parts of it, without the wrapper."
             )
         thread = threading.get_ident()
         kept = _identifiers.setdefault(thread, thread)

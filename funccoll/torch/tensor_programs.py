@@ -131,8 +131,8 @@ def refuse_transforms(x: Any, name: str) -> None:
         )
     if _functorch.is_functionaltensor(x):
         raise UnsupportedError(
-            f"{what} is a tensor of torch.func.functionalize, whose memory collectives cannot read. Call {name} outside of "
-            "what is functionalized."
+            f"{what} is a tensor of torch.func.functionalize, and collectives cannot read its memory. Call {name} outside of "
+            "the functionalized code."
         )
     if _functorch.is_functorch_wrapped_tensor(x) or (x.requires_grad and _functorch.peek_interpreter_stack() is not None):
         raise UnsupportedError(
@@ -141,8 +141,8 @@ def refuse_transforms(x: Any, name: str) -> None:
         )
     if torch._C._len_torch_dispatch_stack() and get_proxy_mode() is not None:
         raise UnsupportedError(
-            f"{what} is traced by make_fx, which records torch's operations: the graph would hold the collective's result as a "
-            f"constant. Call {name} outside of what is traced, or use torch.compile, which calls it between two graphs."
+            f"{what} is traced by make_fx, and the graph would hold the collective's result as a constant. Call {name} outside "
+            "of the traced code, or use torch.compile, which calls it between two graphs."
         )
 
 

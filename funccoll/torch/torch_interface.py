@@ -104,7 +104,7 @@ def refuse_other_names(wrapper: type[torch.nn.Module]) -> None:
 def _refusal(name: str) -> Callable[..., Any]:
     def refused(self: Any, *args: Any, **kwargs: Any) -> Any:
         raise ModuleError(
-            f"DistributedDataParallel.{name} belongs to torch's reducer, and this wrapper is funccoll's, which has its own. "
+            f"DistributedDataParallel.{name} belongs to torch's reducer, and funccoll's wrapper has its own. "
             "Use a public method, or wrap the module by torch's class."
         )
 

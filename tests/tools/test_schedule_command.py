@@ -214,7 +214,7 @@ def test_a_drawing_without_the_extra_names_the_command(tmp_path):
     ("line", "what"),
     [
         ("", r"name a collective \(all_reduce, all_gather, .*barrier\), or list all algorithms with --list"),
-        ("all_reduce", "say for how many ranks: funccoll schedule all_reduce --ranks 8"),
+        ("all_reduce", "give the number of ranks: funccoll schedule all_reduce --ranks 8"),
         ("all_educe --ranks 4", "unknown collective 'all_educe'. Did you mean 'all_reduce'. Use one of all_reduce, all_gather"),
         ("all_educe --list", "unknown collective 'all_educe'. Did you mean 'all_reduce'"),
         (
@@ -245,7 +245,7 @@ def test_a_drawing_without_the_extra_names_the_command(tmp_path):
         ),
         ("all_reduce --ranks 3 --topology ethernet:2x2", "--topology ethernet:2x2 has 4 ranks, and --ranks is 3"),
         ("all_reduce --ranks 3 --topology one_host:3", "a topology of one host has no shape"),
-        ("all_reduce --ranks 12 --topology nvlink_infiniband", "12 ranks are not hosts of 8; say hosts x ranks per host"),
+        ("all_reduce --ranks 12 --topology nvlink_infiniband", "12 ranks are not hosts of 8; give hosts x ranks per host"),
         ("all_reduce --ranks 3 --topology torus:x", "a shape is sizes with x between them, such as torus:4x2"),
         ("all_reduce --ranks 3 --topology torus:", "a shape is sizes with x between them"),
         ("all_reduce --ranks 4 --bytes 1.5", "'1.5' must be a whole number of bytes, such as 4096, 64KiB"),

@@ -60,7 +60,7 @@ def test_kinds_of_tensors_are_named_with_the_remedy(n):
         "'1.running_mean' is uninitialized",
         r"'kind' is a nested tensor.* Register torch\.nested\.to_padded_tensor\(x, 0\.0\)",
         "'kind' is a nested tensor",
-        r"'kind' is a TwoTensor, whose .*_set_params_and_buffers_to_ignore_for_model\(module, \['kind'\]\)",
+        r"'kind' is a TwoTensor: its class keeps .*_set_params_and_buffers_to_ignore_for_model\(module, \['kind'\]\)",
         "'kind' is quantized, of dtype torch.quint8",
         r"'kind' is of layout sparse_coo, and only dense tensors are broadcast. Register x\.to_dense\(\)",
         "'kind' is of layout sparse_csr",

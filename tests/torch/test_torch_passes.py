@@ -66,7 +66,7 @@ def test_parameters_that_only_some_ranks_freeze_are_named_on_all(n):
         assert len(found) == 6
         for text in found:
             assert re.match(
-                r"ModuleError: ranks differ in which parameters they have frozen after wrapping \(requires_grad_\(False\)\): "
+                r"ModuleError: ranks have frozen different parameters after wrapping \(requires_grad_\(False\)\): "
                 r"'0\.weight', '0\.bias' on rank 1\. Freeze the same ones on all ranks",
                 text,
             ), text

@@ -128,7 +128,7 @@ class CapturedProgram:
             return "a CUDA graph"
         if self._warm_up == WARM_UP:
             return "kernel by kernel; the second call is captured as a CUDA graph"
-        return "kernel by kernel; its CUDA graph was dropped to make room for others, and a later call captures it anew"
+        return "kernel by kernel; its CUDA graph was dropped to make room for others, and a later call captures it again"
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         """Enqueue the program, from the copies of each input to a tuple with the copies of each output."""

@@ -407,7 +407,7 @@ class CupyLibrary:
 
 def _refuse_gamma(eqn: Equation) -> Compute:
     raise UnsupportedError(
-        "random.gamma, beta and dirichlet cannot be drawn on a GPU, where nothing waits to see what was rejected. Draw them on "
+        "random.gamma, beta and dirichlet cannot be drawn on a GPU, because no kernel waits for rejected samples. Draw them on "
         "the host, and pass them as arguments.",
         eqn.source,
     )

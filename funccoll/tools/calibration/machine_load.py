@@ -52,6 +52,6 @@ def excess(rate: float, ranks: int) -> str:
     if processors - rate >= needed * (1 - _TOLERATED):
         return ""
     return (
-        f"other processes kept {rate:.1f} of {processors} processors busy (/proc/stat), and {needed} are needed, of which "
-        f"others may use {_TOLERATED:.0%}"
+        f"other processes kept {rate:.1f} of {processors} processors busy (/proc/stat). {needed} are needed, and others may "
+        f"use {_TOLERATED:.0%} of them"
     )

@@ -127,7 +127,7 @@ def _mpirun() -> Mpirun:
         )
     if not found.is_known:
         raise ValueError(
-            f"{found.path} is neither Open MPI's nor MPICH's: it says {found.vendor!r}. Start the job with it yourself: "
+            f"{found.path} is neither Open MPI's nor MPICH's: it reports {found.vendor!r}. Start the job with it yourself: "
             f"{found.path} ... python train.py"
         )
     return found

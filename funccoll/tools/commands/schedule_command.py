@@ -158,7 +158,7 @@ def _hosts(text: str) -> tuple[int, ...]:
 def _on_one_host(make: Callable[[int], schedules.Topology]) -> Callable[..., schedules.Topology]:
     def topology(p: int, shape: tuple[int, ...]) -> schedules.Topology:
         if shape:
-            raise _WrongOption("--topology: a topology of one host has no shape; leave out what stands behind the colon.")
+            raise _WrongOption("--topology: a topology of one host has no shape; leave out the colon and the shape.")
         return make(p)
 
     return topology
@@ -169,7 +169,7 @@ def _on_hosts(make: Callable[[int, int], schedules.Topology], each: int) -> Call
         hosts = shape or ((p // each, each) if p % each == 0 else (1, p) if p < each else ())
         if len(hosts) != 2:
             raise _WrongOption(
-                f"--topology: {p} ranks are not hosts of {each}; say hosts x ranks per host behind a colon, such as :2x4."
+                f"--topology: {p} ranks are not hosts of {each}; give hosts x ranks per host after a colon, such as :2x4."
             )
         return make(*hosts)
 
@@ -303,7 +303,7 @@ def _checked(options: argparse.Namespace) -> tuple[str, int]:
         raise _WrongOption(f"name a collective ({', '.join(KINDS)}), or list all algorithms with --list.")
     kind = check_kind(options.collective)
     if options.ranks is None:
-        raise _WrongOption(f"say for how many ranks: funccoll schedule {kind} --ranks 8")
+        raise _WrongOption(f"give the number of ranks: funccoll schedule {kind} --ranks 8")
     if options.ranks > _MOST_RANKS:
         raise _WrongOption(
             f"--ranks {options.ranks:,}: this command takes at most {_MOST_RANKS:,}, since more need gigabytes. In "

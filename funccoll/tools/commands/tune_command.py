@@ -196,7 +196,7 @@ def _show(path: Path, as_json: bool) -> int:
     except FileNotFoundError:
         return _complain(f"there is no machine profile {path}: `funccoll tune` measures this host.", 1)
     except ValueError as error:
-        return _complain(f"the machine profile {path} is ignored: {error}. `funccoll tune` measures anew.", 1)
+        return _complain(f"the machine profile {path} is ignored: {error}. `funccoll tune` measures again.", 1)
     print_profile(profile, as_json)
     if not as_json:
         print(f"Kept in {path}.")

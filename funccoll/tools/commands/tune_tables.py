@@ -48,7 +48,7 @@ def print_profile(profile: MachineProfile, as_json: bool) -> None:
 
 def _direct_reads_text(found: DirectReads) -> str:
     copied, combined = (f"from {size_text(n)} on" if n else "never" for n in (found.copied, found.combined))
-    return f"Ranks read each other's NumPy arguments directly {copied} where they copy, {combined} where they combine."
+    return f"Ranks read each other's NumPy arguments directly {copied} if they copy, {combined} if they combine."
 
 
 def _hosts_text(hosts: tuple[int, ...]) -> str:

@@ -66,7 +66,7 @@ def test_hosts_are_parsed():
         ("", "there is no mpirun in PATH. --hosts needs Open MPI or MPICH on every host, and mpi4py"),
         (
             "echo Another MPI 3.1",
-            "is neither Open MPI's nor MPICH's: it says 'Another MPI 3.1'. Start the job with it yourself",
+            "is neither Open MPI's nor MPICH's: it reports 'Another MPI 3.1'. Start the job with it yourself",
         ),
         ("sleep 1000", "there is no mpirun in PATH"),
     ],

@@ -37,7 +37,7 @@ def test_whole():
     assert str(found.message) == (
         "fc.rank() is read while boundary is traced: it is this process's number, a constant of the program, 0 on all 4 "
         "devices of the mesh. A device's own position is fc.axis_index('data') or fc.axis_index('model'); np.where(...) "
-        "decides by it. What is done once for each process stands outside of the traced function."
+        "decides by it. Code that runs once for each process belongs outside of the traced function."
     )
 
 

@@ -62,7 +62,7 @@ class TestWarning:
         assert str(found.message) == (
             f"float32 becomes float64 at {file}:{line} (attention), by np.float64 5.65685; one more line widens floats. What "
             "is computed from it is float64 too, at twice the bytes: write np.float32(...) around the number, or "
-            "x.astype(np.float64) where float64 is meant. The jitted function's .lower(...) lists the lines, and "
+            "x.astype(np.float64) if you mean float64. The jitted function's .lower(...) lists the lines, and "
             'fc.jit(..., dtype_promotion="strict") makes them errors.'
         )
 
@@ -312,7 +312,7 @@ class TestStrict:
             step(np.ones((4, 3), np.float32))
         assert str(error.value).startswith(
             'attention is jitted with dtype_promotion="strict", and float32 would become float64, by np.float64 5.65685. Write '
-            "np.float32(...) around the number, or x.astype(np.float64) where float64 is meant.\n"
+            "np.float32(...) around the number, or x.astype(np.float64) if you mean float64.\n"
             f"  at {__file__}:{attention.__code__.co_firstlineno + 2} in attention"
         )
 
@@ -324,12 +324,12 @@ class TestStrict:
     @pytest.mark.parametrize(
         ("args", "remedy"),
         [
-            ((F32, F64), "Convert the operand with .astype(np.float32), or write x.astype(np.float64) where float64 is meant."),
-            ((C64, F64), "Convert the operand with .astype(np.float32), or write x.astype(np.complex128) where"),
-            ((F32, C128), "Convert the operand with .astype(np.complex64), or write x.astype(np.complex128) where"),
-            ((BF16, F32), "Convert the operand with .astype(fc.bfloat16), or write x.astype(np.float32) where"),
-            ((F16, BF16), "Convert the operand with .astype(np.float16), or write x.astype(np.float32) where"),
-            ((F16, C64), "Write x.astype(np.complex64) where complex64 is meant."),
+            ((F32, F64), "Convert the operand with .astype(np.float32), or write x.astype(np.float64) if you mean float64."),
+            ((C64, F64), "Convert the operand with .astype(np.float32), or write x.astype(np.complex128) if you mean"),
+            ((F32, C128), "Convert the operand with .astype(np.complex64), or write x.astype(np.complex128) if you mean"),
+            ((BF16, F32), "Convert the operand with .astype(fc.bfloat16), or write x.astype(np.float32) if you mean"),
+            ((F16, BF16), "Convert the operand with .astype(np.float16), or write x.astype(np.float32) if you mean"),
+            ((F16, C64), "Write x.astype(np.complex64) if you mean complex64."),
         ],
     )
     def test_remedies_work(self, args, remedy):

@@ -165,9 +165,9 @@ def test_how_the_load_is_judged(monkeypatch):
     monkeypatch.setattr(machine_load.host, "cores", lambda: 4)
     assert excess(0.0, 64) == "" and excess(6.1, 2) == "" and excess(4.3, 4) == ""
     assert excess(6.5, 2) == (
-        "other processes kept 6.5 of 8 processors busy (/proc/stat), and 2 are needed, of which others may use 10%"
+        "other processes kept 6.5 of 8 processors busy (/proc/stat). 2 are needed, and others may use 10% of them"
     )
-    assert "and 4 are needed" in excess(4.5, 64)  # as many as this process may use
+    assert "4 are needed" in excess(4.5, 64)  # as many as this process may use
 
 
 def test_own_seconds_do_not_count(monkeypatch):
@@ -291,7 +291,7 @@ def test_a_file_that_is_ignored_is_shown_with_the_reason(cache, capsys):
     path.write_text("{")
     code, out, err = tune(capsys, "--show")
     assert (code, out) == (1, "") and err == (
-        f"funccoll tune: the machine profile {path} is ignored: it is not JSON. `funccoll tune` measures anew.\n"
+        f"funccoll tune: the machine profile {path} is ignored: it is not JSON. `funccoll tune` measures again.\n"
     )
 
 
