@@ -234,8 +234,8 @@ add(np.clip, lambda x: np.clip(x, None, 0.5), np.array([-1.2, -0.1, 0.3, 0.9]))
 add(np.clip, lambda x: np.clip(x, 0.1, None), np.array([-1.2, -0.1, 0.3, 0.9]))
 if NUMPY >= (2, 1):
     add(np.clip, lambda x: np.clip(x, min=0.1, max=0.4), np.array([-1.2, -0.1, 0.3, 0.9]))
-add(np.clip, lambda x: np.clip(x, 0, 300), np.array([0, 7, 255], np.uint8), grad=DISCRETE)
-add(np.clip, lambda x: np.clip(x, -5, 100), np.array([0, 7, 255], np.uint8), grad=DISCRETE)
+    add(np.clip, lambda x: np.clip(x, 0, 300), np.array([0, 7, 255], np.uint8), grad=DISCRETE)
+    add(np.clip, lambda x: np.clip(x, -5, 100), np.array([0, 7, 255], np.uint8), grad=DISCRETE)
 add(np.clip, lambda x: np.clip(x, 0.5, 2), np.arange(4, dtype=np.int32), grad=DISCRETE)
 add(np.clip, lambda x: np.clip(x, 0, 1), np.array([np.nan, -np.inf, np.inf, 0.5], np.float32), grad=FORWARD)
 for _round in (np.round, np.around):

@@ -69,6 +69,8 @@ FIRST: dict[Any, tuple[Any, ...]] = {
 """The arguments by position, where they are not one matrix."""
 if NUMPY >= (2, 1):
     FIRST |= {np.cumulative_sum: (V,), np.cumulative_prod: (V,), np.unstack: (np.stack([A, 2 * A, 3 * A]),)}
+else:
+    FIRST[np.clip] = (A, -0.5, 0.5)
 WITHOUT_ARRAYS = {np.arange, np.empty, np.eye, np.identity, np.ones, np.tri, np.zeros, np.ndim, np.shape, np.result_type}
 """Functions of shapes and dtypes, whose results are known while tracing."""
 ANY_VALUES = {np.empty_like}
