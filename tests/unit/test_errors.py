@@ -354,7 +354,7 @@ def test_donated_arrays_are_gone():
 def test_a_compiled_function_checks_its_arguments():
     compiled = fc.jit(lambda x: x).lower(X).compile()
     wrong(ShapeError, lambda: compiled(X[:2]), "x of <lambda>", "float32[2]", "float32[8]")
-    wrong(PytreeError, lambda: compiled(X, X), "structure", "args is a tuple of 2", "a tuple of 1", "compiles anew")
+    wrong(PytreeError, lambda: compiled(X, X), "structure", "args is a tuple of 2", "a tuple of 1", "compiles again")
     wrong(DTypeError, lambda: compiled("a"), "x of", "<U1")
     wrong(TraceError, lambda: compiled(object()), "x of", "not an array")
 
