@@ -4,7 +4,7 @@ import pytest
 
 from tests.repo import release
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes]
+pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.covers("release")]
 pytest.importorskip("build", reason="`make test` installs it")
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.covers("release")
+
 PROGRAM = """
 import funccoll as fc
 from typing import assert_type

@@ -534,6 +534,14 @@ FEATURES = (
     ),
     Feature("commands", "Command line: `funccoll schedule`, `explain`, `profile`, `tune`", "tools", WORKS),
     Feature(
+        "release",
+        "An sdist, wheels with and without the C extension, types for checkers (`py.typed`)",
+        "tools",
+        LIMITED,
+        "`make release` builds and tries them without a compiler. PyPI needs manylinux wheels. Their settings are written, and "
+        "have not run.",
+    ),
+    Feature(
         "notebooks",
         "Six notebooks",
         "tools",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import gc
 import json
 import re
@@ -12,7 +11,6 @@ import pytest
 
 import funccoll as fc
 from funccoll.errors import FunccollError, MeshError, UnsupportedError
-from tests.docs.test_docstrings import run_examples
 from tests.support.lazy_modules import lazily, need
 from tests.support.ranks.ranks import JOIN, TORCH, Ranks
 
@@ -283,13 +281,3 @@ def test_a_compiled_function_has_a_graph_break(alone):
         wanted, found = (torch.autograd.grad(call(x), x)[0] for call in (function, compiled))
         torch.testing.assert_close(found, wanted)
     assert counter.frame_count <= 4  # the parts between barrier, empty, all_reduce, SyncBatchNorm and the end
-
-
-def test_examples_of_docstrings_run():
-    import funccoll.torch
-
-    finder = doctest.DocTestFinder()
-    found = [finder.find(getattr(funccoll.torch, name), name, module=False, globs={"fc": fc}) for name in dir(funccoll.torch)]
-    examples = [test for tests in found for test in tests if test.examples]
-    assert len(examples) >= 3
-    run_examples(examples)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import doctest
 
 import numpy as np
+import pytest
 
 import funccoll as fc
 from tests.docs.test_docstrings import run_examples
 from tests.support.lazy_modules import need
+
+pytestmark = pytest.mark.covers("torch-collectives")
 
 need("torch", "torch is not installed: pip install 'funccoll[torch]'")
 

@@ -7,8 +7,12 @@ import signal
 import sys
 import weakref
 
+import pytest
+
 from funccoll.core.weak_values import WeakValues
 from funccoll.transports.shm.uninterrupted import one_step
+
+pytestmark = pytest.mark.covers("jit")
 
 
 class Thing:
