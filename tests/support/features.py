@@ -39,11 +39,11 @@ AREAS = {
     "programs": ("Programs", "`jit`, gradients, `vmap`, loops, NumPy, `fc.nn`, `fc.random`", "`fc.jax` is planned"),
     "collectives": ("Collectives and schedules", "proofs, costs, exports", "no real cluster and no MSCCL runtime has run them"),
     "training": ("Data parallel training", "buckets, hooks, optimizers, uneven batches", "FSDP helpers are planned"),
-    "torch": ("PyTorch", "`DistributedDataParallel`, tensors", "CPU modules; two processes that share one GPU"),
+    "torch": ("PyTorch", "`DistributedDataParallel`, tensors", "tested on CPUs, and with two processes that share one GPU"),
     "one_host": ("Processes of one host", "shared memory, launchers, failures", "sub-meshes are planned"),
     "several_hosts": ("Several hosts", "MPI over TCP", "tried on network namespaces, never on a real cluster"),
-    "gpus": ("NVIDIA GPUs", "CuPy, CUDA kernels, NCCL", "one H200 has run it; several GPUs and NCCL's ranks have not"),
-    "tools": ("Tools", "command line, profiles, drawings, notebooks", "what runs on GPUs is not profiled"),
+    "gpus": ("NVIDIA GPUs", "CuPy, CUDA kernels, NCCL", "ran on one H200; several GPUs, and NCCL between ranks, are untested"),
+    "tools": ("Tools", "command line, profiles, drawings, notebooks", "no profiling on GPUs yet"),
 }
 """Area -> its title, what it holds, and what limits it: the words of the short table."""
 
