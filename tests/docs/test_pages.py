@@ -166,6 +166,14 @@ def test_files_that_the_pages_name_exist():
     assert sorted({f"{page}: {file}" for page, file in found if not file.exists() and not later.search(str(file))}) == []
 
 
+def test_each_guide_says_first_what_its_reader_can_do():
+    guides = [path for path in pages() if path.parent.name in ("get_started", "guides")]
+    overviews = ("index.md", "platforms.md")
+    first = {path.name: path.read_text().split("\n\n")[1] for path in guides if path.name not in overviews}
+    assert len(first) > 20
+    assert [name for name, paragraph in first.items() if not paragraph.startswith("After this page you ")] == []
+
+
 def rewrite(names):
     """Run the code of these pages, or of all, and write the outputs into them."""
 
