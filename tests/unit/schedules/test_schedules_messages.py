@@ -327,7 +327,7 @@ def test_a_receive_in_a_later_round(ring):
 def test_lengths_that_differ(ring):
     receive = rows_of(ring, Opcode.RECEIVE)[0]
     for name, value in (("part", (ring.part[receive] + 1) % 3), ("part_step", 1)):
-        with pytest.raises(ScheduleError, match="meets"):
+        with pytest.raises(ScheduleError, match="is paired with"):
             changed(ring, name, receive, value).verify()
 
 
