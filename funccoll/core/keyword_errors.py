@@ -16,7 +16,8 @@ Params = ParamSpec("Params")
 R = TypeVar("R")
 
 _WORDS: dict[str, dict[str, str]] = {
-    # a keyword of JAX, torch, MPI or optax -> for a function with one of these parameters, its equivalent here
+    # a keyword of JAX, torch, MPI or optax -> for a function with one of these parameters, its equivalent here. The first
+    # parameter that the function has counts.
     "all_gather_dimension": {"dim": "dim"},
     "async_op": {"axis": "nothing: calls are synchronous, and adjacent collectives are one"},
     "attn_mask": {"mask": "mask"},
@@ -44,7 +45,11 @@ _WORDS: dict[str, dict[str, str]] = {
     "scatter_dimension": {"dim": "dim"},
     "split_axis": {"split_dim": "split_dim"},
     "src": {"root": "root"},
-    "tiled": {"dim": "nothing: fc.all_gather concatenates along dim, and stack=True makes a new dimension"},
+    "tiled": {
+        "stack": "always True, along dim: drop it; tiled=False is stack=True",
+        "split_dim": "always True: each device's parts are concatenated along concat_dim; drop it",
+        "dim": "always True: dim keeps its place and is split, or concatenated; drop it",
+    },
 }
 
 

@@ -231,7 +231,12 @@ def test_submodules_import_in_any_order():
 @pytest.mark.parametrize(
     ("call", "here"),
     [
-        (lambda x: fc.all_gather(x, "data", tiled=True), "'tiled'; here it is nothing: fc.all_gather concatenates along dim"),
+        (lambda x: fc.all_gather(x, "data", tiled=True), "'tiled'; here it is always True, along dim: drop it; tiled"),
+        (lambda x: fc.reduce_scatter(x, "data", tiled=True), "'tiled'; here it is always True: dim keeps its place"),
+        (
+            lambda x: fc.all_to_all(x, "data", split_dim=0, concat_dim=0, tiled=True),
+            "'tiled'; here it is always True: each device's parts are concatenated along concat_dim; drop it",
+        ),
         (lambda x: fc.permute(x, "data", perm=[(0, 1)]), "'perm'; here it is pairs=[(source, destination), ...]"),
         (lambda x: fc.all_reduce(x, axis_name="data"), "'axis_name'; here it is axis, the name of a mesh axis"),
         (lambda x: fc.all_reduce(x, "data", keepdims=True), "'keepdims'. It has algorithm, axis, op, x"),
