@@ -21,7 +21,7 @@ _PLANNED = {
 }
 _FSDP = "fc.all_gather(w, axis) in the step, of parameters that in_specs split: its gradient is a reduce_scatter"
 _ELSEWHERE = {
-    # a name in JAX or PyTorch: its equivalent here
+    # a name in JAX or PyTorch: its equivalent here. Names of NumPy and of public modules need no entry.
     "shard_map": "fc.jit(fn, mesh=..., in_specs=..., out_specs=...)",
     "pmap": "fc.jit(fn, mesh=..., in_specs=..., out_specs=...)",
     "psum": "fc.all_reduce(x, axis)",
@@ -29,6 +29,10 @@ _ELSEWHERE = {
     "pmax": 'fc.all_reduce(x, axis, op="max")',
     "pmin": 'fc.all_reduce(x, axis, op="min")',
     "psum_scatter": "fc.reduce_scatter(x, axis)",
+    "pbroadcast": "fc.broadcast(x, axis, root=...)",
+    "pcast": "fc.pvary(x, axis)",
+    "pjit": "fc.jit(fn, mesh=..., in_specs=..., out_specs=...)",
+    "pshuffle": "fc.permute(x, axis, pairs=...)",
     "ppermute": "fc.permute(x, axis, pairs=...)",
     "send": "fc.permute(x, axis, pairs=[(source, destination), ...])",
     "recv": "fc.permute(x, axis, pairs=[(source, destination), ...])",
@@ -38,6 +42,11 @@ _ELSEWHERE = {
     "bcast": "fc.broadcast(x, axis, root=...)",
     "allreduce": "fc.all_reduce(x, axis)",
     "allgather": "fc.all_gather(x, axis)",
+    "all_gather_into_tensor": "fc.all_gather(x, axis)",
+    "all_gather_object": "fc.process_allgather(x), of arrays",
+    "all_to_all_single": "fc.all_to_all(x, axis, split_dim=..., concat_dim=...)",
+    "reduce_scatter_tensor": "fc.reduce_scatter(x, axis)",
+    "ReduceOp": 'the argument op, such as fc.all_reduce(x, axis, op="max")',
     "alltoall": "fc.all_to_all(x, axis, split_dim=..., concat_dim=...)",
     "MPI": "fc itself: fc.rank(), fc.world_size(), and collectives over a mesh axis inside fc.jit",
     "COMM_WORLD": "fc itself: fc.rank(), fc.world_size(), and collectives over a mesh axis inside fc.jit",
@@ -56,6 +65,8 @@ _ELSEWHERE = {
     "get_rank": "fc.rank()",
     "get_world_size": "fc.world_size()",
     "init_process_group": "fc.init(), which the first fc.make_mesh calls",
+    "destroy_process_group": "fc.finalize()",
+    "new_group": "a mesh with several axes: collectives over one of them have groups, as in fc.make_mesh({'a': 2, 'b': 2})",
     "FSDP": _FSDP,
     "FullyShardedDataParallel": _FSDP,
     "fsdp": _FSDP,
@@ -64,6 +75,18 @@ _ELSEWHERE = {
     "load": "np.load, or the method load of an fc.DataParallel",
     "PartitionSpec": "fc.P",
     "NamedSharding": "fc.Sharding",
+    "PRNGKey": "fc.random.key(seed)",
+    "manual_seed": "fc.random.key(seed), a key that you pass to each function",
+    "device_get": "np.asarray(x)",
+    "make_array_from_process_local_data": "fc.from_local(block, mesh, spec)",
+    "make_jaxpr": "fc.jit(fn).lower(*args).as_text()",
+    "with_sharding_constraint": "fc.redistribute(x, spec), outside of fc.jit",
+    "jacobian": "fc.jacrev(fn)",
+    "detach": "fc.stop_gradient(x)",
+    "compile": "fc.jit(fn)",
+    "cat": "np.concatenate",
+    "tensor": "np.array",
+    "Tensor": "np.array",
     "tree_map": "fc.tree.map",
     "remat": "fc.checkpoint(fn)",
     "no_grad": "fc.stop_gradient(x)",
@@ -101,7 +124,8 @@ if not TYPE_CHECKING:
             planned = f"fc.{name} ({what}) is planned, not in this version; today {today}."
             error = ImportError(planned, name=__name__) if public_names.in_an_import() else api.PlannedNameError(planned)
         else:
-            error = public_names.missing_name(__name__, name, _ELSEWHERE.get(name))
+            here = _ELSEWHERE.get(name) or public_names.in_numpy_or(api, name)
+            error = public_names.missing_name(__name__, name, here)
         try:
             raise error
         except (AttributeError, ImportError) as raised:

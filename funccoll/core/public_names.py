@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
-__all__ = ["directory", "in_an_import", "missing_name"]
+__all__ = ["directory", "in_an_import", "in_numpy_or", "missing_name"]
 
 
 def directory(
@@ -34,6 +35,16 @@ def directory(
             raise
 
     return names, get
+
+
+def in_numpy_or(api: ModuleType, name: str) -> str | None:
+    """Return the name's equivalent: NumPy's, or that of the first public module of `api` with this name."""
+    import numpy as np
+
+    if name in np.__all__:
+        return f"np.{name}"
+    modules = [module for shown in api.__all__ if isinstance(module := vars(api).get(shown), ModuleType)]
+    return next((f"fc.{found.__name__.rpartition('.')[2]}.{name}" for found in modules if name in found.__all__), None)
 
 
 def missing_name(module: str, name: str, here: str | None) -> Exception:

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import funccoll as fc
-from funccoll.core import keyword_errors
+from funccoll import api
+from funccoll.core import keyword_errors, public_names
 from funccoll.errors import MeshError, PlannedError, RendezvousError
 from tests.support.groups import in_groups
 from tests.support.misuse import check_paths
@@ -39,6 +40,31 @@ def test_names_of_jax_and_torch_say_what_they_are_here(name, here):
     with pytest.raises(AttributeError, match=f"no attribute {name!r}; here it is {re.escape(here)}$"):
         getattr(fc, name)
     check_paths(here)
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [
+        ("sort", "np.sort"),
+        ("float32", "np.float32"),
+        ("split", "np.split"),
+        ("softmax", "fc.nn.softmax"),
+        ("normal", "fc.random.normal"),
+        ("adamw", "fc.optim.adamw"),
+        ("disable_jit", "fc.debug.disable_jit"),
+    ],
+)
+def test_names_of_numpy_and_of_public_modules_say_where_they_are(name, here):
+    with pytest.raises(AttributeError, match=f"^module 'funccoll' has no attribute {name!r}; here it is {here}$"):
+        getattr(fc, name)
+    with pytest.raises(ImportError, match=f"^cannot import name {name!r} from 'funccoll'; here it is {here}$"):
+        exec(f"from funccoll import {name}")
+    assert not hasattr(fc, name)
+
+
+def test_no_entry_repeats_a_name_of_numpy_or_of_a_public_module():
+    derived = {name: here for name in fc._ELSEWHERE if (here := public_names.in_numpy_or(api, name))}
+    assert derived == {"save": "np.save", "load": "np.load"}  # whose entries say more
 
 
 @pytest.mark.parametrize(
