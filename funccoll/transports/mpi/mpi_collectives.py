@@ -302,7 +302,7 @@ class MpiCall(AgreedExecutable):
             if (failure := world.watch.failure(self.agreement.members)) is not None:
                 failed = failed or now
                 if now - failed > _GRACE:
-                    raise failure.error(self._diagnosis.position(waits=False))
+                    raise self._diagnosis.after(failure, waits=False)
             if now - began > world.timeout:
                 raise CollectiveTimeout(
                     f"rank {world.rank} waited {now - began:.1f} s for MPI to finish {self._diagnosis.name}, which all of "
@@ -321,7 +321,7 @@ class MpiCall(AgreedExecutable):
         while (failure := watch.failure(self.agreement.members)) is None and time.monotonic() - began < _NEWS:
             time.sleep(0.01)
         if failure is not None:
-            return failure.error(self._diagnosis.position(waits=False))
+            return self._diagnosis.after(failure, waits=False)
         text = f"MPI failed in {self._diagnosis.name}: {error}\n{self._diagnosis.table}"
         return FunccollError(text, self._diagnosis.call.source)
 

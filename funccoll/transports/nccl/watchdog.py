@@ -118,7 +118,7 @@ class Watchdog:
             if failure is not None:
                 call.failed = call.failed or now
                 if now - call.failed > _GRACE:
-                    return failure.error(diagnosis.position(waits=False))
+                    return diagnosis.after(failure, waits=False)
             elif (reported := self._reported(call)) is not None:
                 # A peer's end is in the job a moment after NCCL has noticed it, and says more.
                 call.failed = call.failed or now

@@ -371,14 +371,14 @@ class Communicators:
                         if (awaited := self.waits.awaited(rank, communicator.entry)) is not None:
                             last = f"has finished {name}{part}, and waits for rank {awaited} to enter the next"
                     elif hash and done > 0:
-                        of = f" of {found.span}" if found is not None else ""
-                        return f"is in {name} (rank {rank}'s step {done}{of})" + (" (this rank)" * (rank == self.world.rank))
+                        sent = f"{done} of {found.span} signals" if found is not None else f"{done} signal{'s' * (done > 1)}"
+                        return f"is in {name}: {sent} sent" + (" (this rank)" * (rank == self.world.rank))
                     elif communicator is waiting and not counter:
                         last = _NOWHERE
         return last or "has not entered any collective"
 
     def _line(self, control: ControlBlock, rank: int) -> tuple[int, int, int]:
-        """(instructions done since it entered, hash, counter) of a rank's control line."""
+        """(signals since it entered, hash, counter) of a rank's control line."""
         counter, number, hash = self.heap.view(control.line(rank), (3,), np.int64).tolist()
         return counter - number, hash ^ int(self._record(control, rank, RECORD.sequence_hash)), counter
 

@@ -31,6 +31,7 @@ from ...errors import (
     current_source,
 )
 from ...job.calling_thread import calling_thread
+from ...job.failure import Failure
 from ...runtime.collective_call import CollectiveCall, Operand
 from ...runtime.transport import ONE_BY_ONE
 from ..plans.control_block import Communicator
@@ -52,6 +53,7 @@ _FOUND = re.compile(
 )
 """Patterns of the ranks, the difference and the remedy of an error about programs, in the text of a rank's failure."""
 _FINGERPRINT = 64  # characters of a program's identity that tell it from others
+_AFTER_LEAVING = " If only some ranks called this function, call it on all of them and print on one."
 _LISTED = 8  # the most ranks that are named one by one
 
 
@@ -95,14 +97,17 @@ class Diagnosis:
         """The value of that name in a rank's report, or `here` for a rank of this host."""
         return self.others[rank][what] if rank in self.others else here()
 
-    def position(self, waits: bool) -> str:
-        """The position of this rank when a peer failed, and those of all ranks."""
+    def after(self, failure: Failure, waits: bool) -> FunccollError:
+        """The error of a peer's failure, with the position of this rank then, and those of all ranks."""
         waiting = f" and waited for rank {self.peer}" if waits else ""
         decided, own = "", self.registry.world.rank
         if self.peer != own and self.peer in self.communicator.members:
             counts = {rank: self._events(rank).decisions for rank in sorted((self.peer, own))}
             decided = self._other_decision(counts, only_certain=True)
-        return f"Rank {own} was in {self.name}{waiting}{f': {decided}' if decided else ''}.\n{self.table}"
+        remedy = _AFTER_LEAVING if failure.kind == "left" and not decided else ""
+        return failure.error(
+            f"Rank {own} was in {self.name}{waiting}{f': {decided}' if decided else ''}.{remedy}\n{self.table}"
+        )
 
     def decided_differently(self, told: Mapping[int, dict[str, Any]]) -> bool:
         """True if the peer has certainly decided differently from this rank, whether it is ahead or behind. `told` is its
@@ -375,7 +380,7 @@ def job_is_over(ended_by: FunccollError | None, source: Source | None) -> Funcco
         return RendezvousError(ended_by.args[0], source)
     return PeerFailure(
         "an earlier failure ended all collectives of this job, and no later one can be trusted. It was: "
-        f"{str(ended_by).splitlines()[0]}",
+        f"{str(ended_by).splitlines()[0].removesuffix(_AFTER_LEAVING)}",
         source,
     )
 

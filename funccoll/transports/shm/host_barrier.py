@@ -77,7 +77,7 @@ class Entry:
         diagnosis = Diagnosis(executable.registry, self._call, executable.communicators[0], peer)
         failure = watch.failure(self.members)
         if failure is not None:
-            return failure.error(diagnosis.position(waits=waited_s is not None))
+            return diagnosis.after(failure, waits=waited_s is not None)
         return self.over() if waited_s is None else diagnosis.timed_out(waited_s)
 
     def over(self) -> FunccollError:

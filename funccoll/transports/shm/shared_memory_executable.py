@@ -343,7 +343,7 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
                 failure = self.world.watch.failure(self._unfinished())
                 late = seen is not None and (waits or waited > _SILENT)
                 if failure is not None and (late or status == FAILED):
-                    raise failure.error(self._diagnosis().position(waits=status == WAITING))
+                    raise self._diagnosis().after(failure, waits=status == WAITING)
                 seen = failure
                 if waited > self.world.timeout:
                     raise self._diagnosis().timed_out(waited)
@@ -391,7 +391,7 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
         while (failure := self.world.watch.failure(self.members)) is None and time.monotonic() < end:
             time.sleep(0.01)
         if failure is not None:
-            return failure.error(self._diagnosis().position(waits=True))
+            return self._diagnosis().after(failure, waits=True)
         return otherwise()
 
     def _unfinished(self) -> list[int]:

@@ -75,7 +75,7 @@ def test_where_a_rank_is_is_told_from_its_counter():
     before, inside, after = launch(group_wait_cases.positions, 2, [0, 1, 2])[0]
     assert before == "rank 1 has not entered any collective of this group"
     assert inside.startswith("rank 1 is in all_reduce over 'd' at group_wait_cases.py")
-    assert inside.endswith("(rank 1's step 1 of 2)")
+    assert inside.endswith(": 1 of 2 signals sent")
     assert after.startswith("rank 1 has finished all_reduce") and after.endswith("and has entered nothing since")
 
 

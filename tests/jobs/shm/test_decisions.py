@@ -66,7 +66,7 @@ def test_the_last_call_of_a_job_waits_for_a_rank_that_has_left():
     none, told = launch(cases.last_call, 2)
     assert none == "no error"
     assert told.startswith("PeerFailure: rank 0 left the job") and "and waited for rank 0: the loop at decision_cases" in told
-    assert "ended after 2 iterations on rank 0, and rank 1 is in iteration 3 of it." in told
+    assert "ended after 2 iterations on rank 0, and rank 1 is in iteration 3 of it.\n" in told
 
 
 def test_equal_decisions_go_on():

@@ -88,7 +88,11 @@ def told(what: str) -> str:
     [
         ("kill", "PeerFailure.*rank 1 died without a word"),
         ("raise", "PeerFailure.*rank 1 raised ValueError: rank 1 has had enough.*Traceback"),
-        ("leave", "PeerFailure.*rank 1 left the job"),
+        (
+            "leave",
+            r"PeerFailure: rank 1 left the job[^\n]*\. If only some ranks called this function, call it on all of them and "
+            r"print on one\.\n  rank 0 .*again: [^\n]*It was: rank 1 left the job[^\n]* waited for rank 1\.\n",
+        ),
         (
             "mismatch",
             r"ProgramMismatch: ranks 1 and 0 entered .* differ in op\.\s+rank 1: all_reduce on 2 ranks \(max\) of f64",

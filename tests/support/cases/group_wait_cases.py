@@ -18,7 +18,7 @@ from tests.support.jitted import jitted
 
 
 def positions(done: list[int]) -> list[str]:
-    """Rank 0's account of where rank 1 is, with rank 1's counter set to each number of instructions since it entered."""
+    """Rank 0's account of where rank 1 is, with rank 1's counter set to each number of signals since it entered."""
     mesh = fc.make_mesh({"d": 2})
     step = fc.jit(lambda x: fc.all_reduce(x, "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
     step(np.ones(2))
@@ -32,8 +32,8 @@ def positions(done: list[int]) -> list[str]:
     while line[0] < number + max(done):  # rank 1 may still have to signal that it leaves, and that would write over this
         time.sleep(0.001)
     told = []
-    for steps in done:
-        line[0] = number + steps
+    for signals in done:
+        line[0] = number + signals
         told.append(registry.table(communicator, {}).splitlines()[1].strip())
     return told
 
