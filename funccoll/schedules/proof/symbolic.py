@@ -129,7 +129,7 @@ class SymbolicExecutor:
                         text = f"also {self.describe(first[place])}" if first[place] != n else "the same move, twice,"
                         raise self.error(
                             n,
-                            f"race: {text} writes {self.places.place(place)} in the same round. The moves of a round happen at "
+                            f"race: {text} writes {self.places.place(place)} in the same round; the moves of a round happen at "
                             "the same time. Write to different places, or yield one after the other.",
                         )
                     first[place] = n
@@ -145,7 +145,7 @@ class SymbolicExecutor:
         if cycle is None:
             raise self.error(
                 reader,
-                f"race: it reads {self.places.place(place)}, which {self.describe(writer)} writes in the same round. The moves "
+                f"race: it reads {self.places.place(place)}, which {self.describe(writer)} writes in the same round; the moves "
                 "of a round happen at the same time. Yield them one after the other, or write to another place.",
             )
         lines = []
