@@ -160,7 +160,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("tuning",), ("network_tuning",),
     ),
     "tools.commands": (
-        ("first_failure", "printed_traceback", "schedule_figures", "standard_output", "tune_tables"), ("hosts_job",),
+        ("equal_tracebacks", "first_failure", "schedule_figures", "standard_output", "tune_tables"),
+        ("printed_traceback", "hosts_job"),
         ("run_command",), ("*",),
     ),
     "optim": (("learning_rates", "tree_utils"), ("transformation",), ("gradients", "state_layout", "steps")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping
 from typing import Any
 
-__all__ = ["first_failure", "first_to_report"]
+__all__ = ["first_failure", "first_to_report", "raised"]
 
 Reports = Mapping[int, Mapping[str, Any]]
 
@@ -33,7 +33,12 @@ def first_failure(
     if told.get("kind") == "waited" and isinstance(told.get("cause"), int):
         state = " (it was stopped by a signal)" if told["cause"] in found_stopped else ""
         return told["cause"], f"did not come{state} to a collective of rank {rank} in time{_at(told)}"
-    return rank, f"raised {told['error']}{_at(told)}" if told else ended(rank)
+    return rank, raised(told) or ended(rank)
+
+
+def raised(told: Mapping[str, Any] | None) -> str:
+    """Return words for the exception that a rank has reported; "" if there is no report."""
+    return f"raised {told['error']}{_at(told)}" if told else ""
 
 
 def _at(told: Mapping[str, Any]) -> str:

@@ -7,27 +7,42 @@ import re
 from ...errors import Source, is_users
 from ...job.excepthook import shortened
 from ...job.processes import LineBuffer
+from .equal_tracebacks import COLOURS, EqualTracebacks
 
 __all__ = ["ErrorLines"]
 
-_COLOURS = re.compile(r"\x1b\[[\d;]*m")
 _FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
 _ERROR = re.compile(r"(?:\w+\.)*(?P<words>\w+(?::.*)?)")
 
 
 class ErrorLines(LineBuffer):
-    """A rank's stderr. It keeps the last traceback."""
+    """A rank's stderr. It keeps the last traceback.
 
-    def __init__(self, prefix: str):
+    With `tracebacks`, those of all ranks, a traceback that another rank has printed becomes one line.
+    """
+
+    def __init__(self, prefix: str, rank: int = 0, tracebacks: EqualTracebacks | None = None):
         super().__init__(prefix)
         self._inside, self._source, self._found = False, "", ""
+        self._rank, self._tracebacks = rank, tracebacks
 
     def feed(self, data: bytes) -> bytes:
         """See `LineBuffer`."""
         whole = super().feed(data)
-        for line in whole.splitlines():
-            self._read(_COLOURS.sub("", line.removeprefix(self.prefix).decode(errors="replace")))
-        return whole
+        lines = whole.splitlines(keepends=True)
+        for line in lines:
+            self._read(COLOURS.sub("", line.removeprefix(self.prefix).decode(errors="replace").rstrip("\r\n")))
+        if self._tracebacks is None:
+            return whole
+        return b"".join(self._tracebacks.feed(self._rank, self.prefix, line) for line in lines)
+
+    def end(self) -> bytes:
+        """See `LineBuffer`."""
+        rest = super().end()
+        if self._tracebacks is None:
+            return rest
+        shown = self._tracebacks.feed(self._rank, self.prefix, rest) if rest else b""
+        return shown + self._tracebacks.end(self._rank, self.prefix)
 
     @property
     def raised(self) -> str:

@@ -18,7 +18,8 @@ from ... import config
 from ...errors import system_reason
 from ...job import host
 from ...job.processes import GRACE, Job, LineBuffer, environment, interpreter, new_run, outcome
-from .first_failure import first_failure, first_to_report
+from .equal_tracebacks import EqualTracebacks
+from .first_failure import first_failure, first_to_report, raised
 from .hosts_job import HostsJob
 from .printed_traceback import ErrorLines
 from .standard_output import write_some
@@ -95,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         "--tracebacks",
         choices=("first", "all"),
         default="first",
-        help="for processes that fail after another one: print one line (first) or the whole traceback (all)",
+        help="for processes that fail after another one, or as it did: print one line (first) or the whole traceback (all)",
     )
     run.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
     run.add_argument("program", nargs=argparse.REMAINDER, help="script.py, or with -m a module, then its arguments")
@@ -175,7 +176,8 @@ def _display(prefix: str, known: Container[str], mpirun: bool = False) -> dict[s
 def _start(job: Job, n: int, command: list[str], cpus: list[set[int]] | None, tracebacks: str) -> list[ErrorLines]:
     """Start the processes. Return the stderr of each."""
     run, bind = new_run(), host.dying_with_parent(os.getpid())
-    errors = [ErrorLines(f"[{rank}] ") for rank in range(n)]
+    printed = EqualTracebacks() if tracebacks == "first" else None
+    errors = [ErrorLines(f"[{rank}] ", rank, printed) for rank in range(n)]
     for rank in range(n):
         variables = environment(rank, n, run, job.port_for_torch, 1 if cpus else None)
         variables |= {config.TRACEBACKS: tracebacks, **_display(f"[{rank}] ", os.environ)}
@@ -257,6 +259,8 @@ def _verdict(job: Job, n: int, timeout: float | None, hosts_job: HostsJob | None
         return "left the job" if other not in job.codes or other in job.signalled else outcome(job.codes[other])
 
     cause, words = first_failure(job.reports, rank, ended, job.found_stopped)
+    if n > 1 and all(words == raised(job.reports.get(r)) or words == errors[r].raised for r in range(n)):
+        return _complain(f"{'both' if n == 2 else f'all {n}'} ranks {words}, after {job.failed_after:.1f} s.", code)
     stopped = len(job.signalled - {cause})
     others = "" if n == 1 else f"; the other{f' {n - 1}' * (n > 2)} "
     others += "" if n == 1 else f"{'was' if n == 2 else 'were'} stopped" if stopped == n - 1 else "ended, too"

@@ -157,6 +157,32 @@ def test_all_tracebacks_are_shown_where_that_is_wanted(script):
     assert errors.count("[0] Traceback") >= 1 and errors.count("[1] Traceback") >= 1 and "folded" not in errors
 
 
+COMMON = """
+import numpy as np, funccoll as fc
+from pathlib import Path
+if sys.argv[1] == "before":  # ranks that have not joined are stopped when one has failed
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    Path("ready" + rank).touch()
+    while not all(Path(f"ready{other}").exists() for other in range(int(size))):
+        time.sleep(0.01)
+else:
+    fc.make_mesh({"d": int(size)})
+fc.make_mesh({"d": 5})
+"""
+
+
+@pytest.mark.parametrize(("n", "when"), [(2, "before"), (3, "after")])
+def test_an_exception_of_all_ranks_is_printed_once(script, n, when):
+    script(COMMON)
+    code, _, errors = run("-n", str(n), "script.py", when)
+    summary = errors.splitlines()[-1]
+    who = "both" if n == 2 else "all 3"
+    assert code == 1 and errors.count("Traceback") == 1 and errors.count("folded") == n - 1, errors
+    assert re.fullmatch(
+        rf"funccoll run: {who} ranks raised MeshError: a mesh .* at script.py:\d+ .*, after [\d.]+ s\.", summary
+    )
+
+
 STOPPED = """
 import numpy as np, funccoll as fc
 from funccoll import P
