@@ -1,7 +1,8 @@
 """Pytrees: nested tuples, named tuples, lists, dicts and None, and classes registered here or with optree.
 
-`dataclass` defines a class whose instances are pytrees. `register` makes pytrees of the instances of an existing class. The
-other functions are optree's.
+`map`, `leaves`, `flatten`, `unflatten`, `structure` and `reduce` are optree's functions `tree_map`, `tree_leaves` and so on.
+`dataclass` defines a class whose instances are pytrees, with `field` for what is static in it. `register` makes pytrees of the
+instances of an existing class.
 """
 
 from __future__ import annotations
