@@ -53,7 +53,7 @@ def draw_schedule(schedule: Schedule, kind: str, **options: Any) -> Drawing:
 
     Example:
         >>> print(fc.draw.draw_schedule(fc.schedules.build("all_gather", 4), "link_matrix", nbytes=1024))
-        <Drawing: all_gather on 4 ranks: direct, 3 rounds, 1 chunk per block, 1,024 bytes>
+        <Drawing: all_gather on 4 ranks: direct, 3 rounds, 1 chunk per block, 1,024 bytes; .save("drawing.svg") writes it>
     """
     if kind not in _OF_SCHEDULES:
         raise DrawingError(

@@ -36,7 +36,7 @@ def buckets(bucket_plan: BucketPlan, *, theme: str | None = None) -> Drawing:
         >>> parallel = fc.data_parallel(lambda w, x: np.mean((x @ w) ** 2), "data")
         >>> plan = parallel.explain(fc.make_mesh({"data": 2}), np.ones(4), np.ones((8, 4)))
         >>> print(fc.draw.buckets(plan))
-        <Drawing: 1 bucket of gradients over 'data', 2 devices: predicted communication ... a step>
+        <Drawing: 1 bucket of gradients over 'data', 2 devices: ...; .save("drawing.svg") writes it>
     """
     if not isinstance(bucket_plan, BucketPlan):
         raise DrawingError(

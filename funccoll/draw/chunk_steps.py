@@ -50,7 +50,7 @@ def chunk_table(schedule: Schedule, *, theme: str | None = None) -> Drawing:
 
     Example:
         >>> print(fc.draw.chunk_table(fc.schedules.build("all_gather", 4, "ring")))
-        <Drawing: all_gather on 4 ranks: ring, 3 rounds, 1 chunk per block>
+        <Drawing: all_gather on 4 ranks: ring, 3 rounds, 1 chunk per block; .save("drawing.svg") writes it>
     """
     check_schedule(schedule, "chunk_table")
     ranks = Lanes(schedule.nranks, 1) if schedule.nranks <= _CELLS else Lanes.of(schedule.nranks, _CELLS)

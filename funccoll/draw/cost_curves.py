@@ -77,7 +77,7 @@ def costs(
 
     Example:
         >>> print(fc.draw.costs("all_gather", fc.schedules.Topology.ethernet(4), sizes=[1024, 1 << 20]))
-        <Drawing: Predicted time of all_gather on 4 ranks against the size of one rank's data>
+        <Drawing: Predicted time of all_gather on 4 ranks against the size of one rank's data; .save("drawing.svg") writes it>
     """
     check_kind(kind)
     if isinstance(topology, (int, np.integer)):

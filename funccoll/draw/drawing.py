@@ -169,7 +169,7 @@ class Drawing:
         return bundle
 
     def __repr__(self) -> str:
-        return f"<Drawing: {self.title}>"
+        return f'<Drawing: {self.title}; .save("drawing.svg") writes it>'
 
 
 def _umask() -> int:

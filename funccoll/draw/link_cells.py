@@ -37,7 +37,7 @@ def link_matrix(schedule: Schedule, nbytes: int | None = None, *, theme: str | N
 
     Example:
         >>> print(fc.draw.link_matrix(fc.schedules.build("all_gather", 4, "ring"), 1024))
-        <Drawing: all_gather on 4 ranks: ring, 3 rounds, 1 chunk per block, 1,024 bytes>
+        <Drawing: all_gather on 4 ranks: ring, 3 rounds, 1 chunk per block, 1,024 bytes; .save("drawing.svg") writes it>
     """
     check_schedule(schedule, "link_matrix")
     p = schedule.nranks

@@ -63,7 +63,7 @@ def program(program: Program, *, theme: str | None = None) -> Drawing:
         >>> mesh = fc.make_mesh({"data": 2})
         >>> step = fc.jit(lambda x: fc.all_reduce(x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P())
         >>> print(fc.draw.program(step.trace(np.ones(4))))
-        <Drawing: Program <lambda> on mesh(data=2): 1 equation, 1 collective>
+        <Drawing: Program <lambda> on mesh(data=2): 1 equation, 1 collective; .save("drawing.svg") writes it>
     """
     found = getattr(program, "program", program)
     if not isinstance(found, Program):

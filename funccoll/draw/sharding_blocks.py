@@ -40,7 +40,7 @@ def sharding(sharding: Sharding, shape: Sequence[int], *, theme: str | None = No
     Example:
         >>> mesh = fc.make_mesh({"data": 2, "model": 2})
         >>> print(fc.draw.sharding(fc.Sharding(mesh, P("data", "model")), (8, 4)))
-        <Drawing: P('data', 'model') of an array [8, 4] over data=2 × model=2: blocks of [4, 2]>
+        <Drawing: P('data', 'model') of an array [8, 4] over data=2 × model=2: blocks of [4, 2]; .save("drawing.svg") writes it>
     """
     if not isinstance(sharding, Sharding):
         raise DrawingError(f"sharding() draws an fc.Sharding(mesh, spec), not {type(sharding).__name__}.")

@@ -46,7 +46,7 @@ def space_time(schedule: Schedule, *, theme: str | None = None) -> Drawing:
 
     Example:
         >>> print(fc.draw.space_time(fc.schedules.build("all_reduce", 4, "ring")))
-        <Drawing: all_reduce on 4 ranks: ring, 6 rounds, 4 chunks per block>
+        <Drawing: all_reduce on 4 ranks: ring, 6 rounds, 4 chunks per block; .save("drawing.svg") writes it>
     """
     check_schedule(schedule, "space_time")
     if schedule.nranks > _RANKS or schedule.nrounds > _ROUNDS:

@@ -258,7 +258,7 @@ class Schedule:
 
         Example:
             >>> print(fc.schedules.build("all_gather", 4, "ring").draw("chunk_table", theme="dark"))
-            <Drawing: all_gather on 4 ranks: ring, 3 rounds, 1 chunk per block>
+            <Drawing: all_gather on 4 ranks: ring, 3 rounds, 1 chunk per block; .save("drawing.svg") writes it>
         """
         from ..draw import draw_schedule
 

@@ -67,6 +67,8 @@ def test_an_unknown_suffix_says_what_exists(tmp_path):
 def test_what_a_notebook_gets_is_small_and_has_no_script():
     bundle = build("all_reduce", 16, "ring").draw()._repr_mimebundle_()
     assert set(bundle) == {"text/plain", "application/vnd.plotly.v1+json", "image/png"}
+    title = "all_reduce on 16 ranks: ring, 30 rounds, 16 chunks per block"
+    assert bundle["text/plain"] == f'<Drawing: {title}; .save("drawing.svg") writes it>'
     text = json.dumps(bundle)
     assert len(text) < 250_000  # 480 arrows
     figure = json.dumps(bundle["application/vnd.plotly.v1+json"])
