@@ -1,6 +1,6 @@
 """The measure of prose: words per sentence of each file, in docstrings, comments, texts of errors, pages and notebooks.
 
-    python -m tests.repo.prose [PATHS ...] [--worst 20] [--write]
+    python -m tests.repo.prose [PATHS ...] [--worst 20]
 
 prints the mean per folder (per file if you name PATHS), the share of sentences with a relative clause, and the worst sentences.
 `test_prose.py` fails for a file with a mean above MOST_WORDS. The other figures only guide. Never chop a sentence to please
@@ -20,8 +20,6 @@ from inspect import cleandoc
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LONG = Path(__file__).with_name("long_sentences.txt")
-"""The files above MOST_WORDS, sorted, one a line. It may only shrink; `--write` drops the files that have come below."""
 PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md", "notebooks/*.ipynb")
 GENERATED = re.compile(r"writes this page|[Gg]enerated (?:by|from)")  # in the first ten lines of a page
 
@@ -239,10 +237,6 @@ def is_generated(path: Path) -> bool:
     return path.suffix == ".md" and bool(GENERATED.search("\n".join(path.read_text().split("\n")[:10])))
 
 
-def long_files() -> list[str]:
-    return LONG.read_text().split()
-
-
 def name(path: Path) -> str:
     path = path.resolve()
     return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.as_posix()
@@ -263,11 +257,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.repo.prose", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("paths", nargs="*", type=Path)
     parser.add_argument("--worst", type=int, default=20, metavar="N", help="how many sentences are printed (20)")
-    parser.add_argument("--write", action="store_true", help=f"drop from {LONG.name} the files that have come below")
     arguments = parser.parse_args()
-    if arguments.write:
-        above = {name(path) for path in files() if mean(file_sentences(path)) > MOST_WORDS}
-        LONG.write_text("".join(f"{path}\n" for path in sorted(above & set(long_files()))))
     groups: dict[str, list[Sentence]] = {}
     everything: list[tuple[str, Sentence]] = []
     for path in files(arguments.paths):
