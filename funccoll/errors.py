@@ -39,6 +39,7 @@ __all__ = [
     "DeletedArrayError",
     "DeviceError",
     "DrawingError",
+    "EqualRowsWarning",
     "FunccollError",
     "InPlaceError",
     "LaunchError",
@@ -463,6 +464,13 @@ class ProfileError(FunccollError, ValueError):
 
     Choose a directory that can be written and holds no other profile, and one that `fc.profile` or FUNCCOLL_PROFILE wrote to
     read it.
+    """
+
+
+class EqualRowsWarning(UserWarning):
+    """In the first step of an `fc.DataParallel` all processes pass the same rows. Each process passes its own.
+
+    So the processes train on copies of the same rows. Pass `rows[fc.rank() :: fc.world_size()]`, or an Array of all rows.
     """
 
 

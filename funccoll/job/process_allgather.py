@@ -17,7 +17,7 @@ from ..core.types import dtype_name
 from ..errors import ProgramMismatch, user_frames
 from .job_context import init, transport_of
 
-__all__ = ["check_equal_lines", "gather_text", "process_allgather"]
+__all__ = ["check_equal_lines", "gather_text", "is_equal_on_all", "process_allgather"]
 
 
 @user_frames()
@@ -116,6 +116,11 @@ def _gather_rows(mesh: Mesh, row: np.ndarray) -> np.ndarray:
     """Return every process's row of one dimension, in the order of ranks. All must call it, with rows of one length."""
     sharding = Sharding(mesh, P(mesh.axis_names))
     return transport_of(mesh).gather_whole(row[None], (mesh.size, *row.shape), sharding)
+
+
+def is_equal_on_all(mesh: Mesh, number: int) -> bool:
+    """True if all processes pass the same number, of 63 bits. All must call it."""
+    return len({int(found) for found in _gather_rows(mesh, np.array([number]))[:, 0]}) == 1
 
 
 def gather_text(mesh: Mesh, text: str) -> list[str]:

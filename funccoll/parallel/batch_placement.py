@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,12 +11,14 @@ import optree
 
 from ..arrays.array import Array
 from ..arrays.array_like import to_numpy
+from ..arrays.value_hash import value_hash
 from ..collectives.functions import Axes
 from ..compiler.placement import device_put, from_local
 from ..core.mesh import Mesh
 from ..core.partition_spec import P, normalize_axes
 from ..core.pytree_paths import path_name
-from ..errors import ShapeError, ShardingError, TraceError
+from ..errors import EqualRowsWarning, ShapeError, ShardingError, TraceError, user_source, warn_at
+from ..job.process_allgather import is_equal_on_all
 
 __all__ = ["BatchPlacement"]
 
@@ -61,6 +65,31 @@ class BatchPlacement:
             "dp.step(batch, active=active)."
         )
 
+    def compare_rows(self, batch: Any, active: Any) -> None:
+        """Warn on rank 0 if all processes pass the same rows, of which each passes its own. All processes must call it.
+
+        One row, an Array of the mesh, and rows that do not count are not compared.
+        """
+        if self.mesh.is_fully_addressable or self.mesh.axis_size(self.axes) == 1:
+            return
+        leaves = [leaf for leaf in optree.tree_leaves(batch) if np.ndim(leaf)]
+        is_compared = all(type(leaf) is np.ndarray and len(leaf) > 1 for leaf in leaves) and (active is None or np.all(active))
+        # The first hash samples large arrays: sparse ones may agree in it. Numbers below 0 differ on all ranks.
+        if not is_equal_on_all(self.mesh, _joint_hash(leaves, value_hash) if leaves and is_compared else -1 - self._rank):
+            return
+        if is_equal_on_all(self.mesh, _joint_hash(leaves, _whole_hash)) and not self._rank:
+            own = "rows[fc.rank() :: fc.world_size()], or " if self.mesh.axis_size(self.axes) == self.mesh.size else ""
+            warn_at(
+                user_source(),
+                EqualRowsWarning,
+                f"all {self.mesh.size} processes passed the same rows to the first DataParallel.step, and train on copies of "
+                f"them: each process passes its own rows. Pass {own}fc.device_put(rows, mesh, {self.spec!r}) of all rows.",
+            )
+
+    @property
+    def _rank(self) -> int:
+        return self.mesh.process or 0
+
     def place_rows(self, value: Any) -> Any:
         """Return an array with these rows of this process; an Array of the mesh is taken as it is."""
         if isinstance(value, Array) and value.sharding.mesh == self.mesh:
@@ -72,3 +101,13 @@ class BatchPlacement:
         if self.mesh.is_fully_addressable:
             return device_put(value, self.mesh, self.spec)
         return from_local(value, self.mesh, self.spec)
+
+
+def _joint_hash(arrays: Sequence[np.ndarray], hash_of: Callable[[np.ndarray], int]) -> int:
+    """Return a hash of some arrays, at least 0, from their hashes, shapes and dtypes."""
+    return zlib.crc32(repr([(hash_of(x), x.shape, x.dtype.str) for x in arrays]).encode())
+
+
+def _whole_hash(value: np.ndarray) -> int:
+    buffer: Any = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    return zlib.crc32(buffer)

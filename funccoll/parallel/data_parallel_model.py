@@ -154,6 +154,7 @@ class DataParallel:
         self._synchronizes = True
         self._compiled = self._jit_step()
         self._compiled_accumulate = self._jit_accumulate()
+        self._has_compared_rows = False
         self.steps = 0
         """The number of updates so far."""
         self._shown: dict[str, Any] = {}
@@ -232,12 +233,15 @@ class DataParallel:
         Inside `no_sync` nothing is updated, and each device's own loss is returned.
 
         Args:
-            *batch: The rows of this process's devices; one process that plays all devices passes all rows. An Array of the mesh
-                is taken as it is.
+            *batch: The rows of this process's devices; in a job its own, such as `rows[fc.rank() :: fc.world_size()]`.
+                One process that plays all devices passes all rows. An Array of the mesh is taken as it is.
             active: Whether this process's rows count, as in `fc.data_parallel`.
 
         Returns:
             The loss of all devices, a scalar Array.
+
+        Warns:
+            EqualRowsWarning: If all processes pass the same rows, at least 2, to the first step.
 
         Raises:
             NonFiniteGradientError: With `check_finite`, if a gradient has NaN or infinity; it names the parameters.
@@ -245,6 +249,9 @@ class DataParallel:
         """
         self._refuse_assigned("step")
         placed = self._placement.place(batch)
+        if not self._has_compared_rows:
+            self._has_compared_rows = True
+            self._placement.compare_rows(batch, active)
         if active is not None:
             active = self._placement.place_rows(np.asarray(active).reshape(-1))
         if not self._synchronizes:

@@ -113,3 +113,44 @@ tell(said(lambda: [dp.step(own(X)) for _ in range(1000)]))
         told = json.loads(ranks.line(0))[0]
         assert re.match("PeerFailure: rank 1 (died|exited)", told), told
         assert ranks.end(1)[0] == 3
+
+
+@pytest.mark.processes
+def test_the_same_rows_on_all_processes_are_a_mistake():
+    """The first step compares them, whatever it does, and rank 0 warns. Large arrays are read whole before it warns."""
+    script = """
+import warnings
+rng = np.random.default_rng(0)
+fit = lambda w, x, *more: np.mean((x @ w) ** 2)
+def warned(*batches, mesh=None, **options):
+    dp = fc.DataParallel(np.ones(2), fit, fc.optim.sgd(0.1), mesh=mesh, axis="d")
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for batch in batches:
+            dp.step(*batch, **options)
+    assert all(w.category is fc.errors.EqualRowsWarning for w in found), found
+    return [str(w.message) for w in found]
+x, sparse = rng.normal(size=(4, 2)), np.zeros((100_000, 2))
+sparse[40 + rank] = 1  # where the first hash does not read
+line = fc.make_mesh({"d": 2})
+tell(warned((x,), (x,)))
+tell([warned(*batches) for batches in [
+    [(x + rank,), (x,)],
+    [(x, np.arange(4) + rank)],
+    [(x[:1],)],
+    [(fc.device_put(x, line, fc.P("d")),)],
+    [(sparse,)],
+]])
+tell(warned((np.zeros_like(sparse),)))
+tell(warned((x,), mesh=fc.make_mesh({"d": 1, "model": 2})), warned((x,), active=rank == 0))
+"""
+    with jobs(2, script) as ranks:
+        told = [[json.loads(ranks.line(rank)) for _ in range(4)] for rank in range(2)]
+        ranks.end_well()
+    words = (
+        r"all 2 processes passed the same rows to the first DataParallel\.step, .*, or fc\.device_put\(rows, mesh, P\('d'\)\)"
+    )
+    (first,), (nothing,), (whole,), none = told[0]
+    assert len(first) == len(whole) == 1 and re.match(words, first[0]) and re.match(words, whole[0])
+    assert nothing == [[]] * 5 and none == [[], []]
+    assert told[1] == [[[]], [[[]] * 5], [[]], [[], []]]  # rank 1
