@@ -109,7 +109,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     # The pipeline in its order: docs/design/compiler.md.
     "compiler.passes": (
-        ("rewrite",), ("snapshots",), ("inline",), ("dead_code",), ("common_subexpressions",), ("algebra",),
+        ("rewrite",), ("snapshots",), ("inline",), ("dead_code",), ("simplify",), ("common_subexpressions",), ("algebra",),
         ("combine_collectives",), ("choose_algorithms",), ("group_collectives",), ("drop_barriers",), ("buffers",),
     ),
     "compiler.codegen": (

@@ -17,7 +17,7 @@ from funccoll.compiler.passes import PASSES, STAGES, run_passes
 from funccoll.compiler.passes.buffers import plan_buffers
 from funccoll.compiler.passes.combine_collectives import COMBINE_BYTES, combine
 from funccoll.core.interpreter import evaluate
-from funccoll.core.ir import Equation, Program, Var
+from funccoll.core.ir import Equation, Literal, Program, Var
 from funccoll.core.types import ArrayType
 from funccoll.primitives.elementwise import UFUNCS
 from tests.support.pass_programs import choose, compiled, programs, run_program
@@ -248,7 +248,7 @@ def test_a_bucket_of_gradients_is_combined_with_nothing_else():
 
 @st.composite
 def collective_programs(draw):
-    """Random single-assignment programs of adds and all_reduces over values of one shape."""
+    """Random single-assignment programs of adds, first powers and all_reduces over values of one shape."""
     count = draw(st.integers(1, 4))
     varying, plain = ArrayType((2,), np.dtype(np.float32), frozenset({"data"})), ArrayType((2,), np.dtype(np.float32))
     inputs = [Var(varying) for _ in range(count)]
@@ -264,6 +264,8 @@ def collective_programs(draw):
         elif draw(st.integers(0, 9)) == 0:
             equations.append(Equation(c.barrier_p, (), (), {"axes": ("data",), "size": 4, "algorithm": None}, None))
             continue
+        elif draw(st.integers(0, 4)) == 0:
+            equations.append(Equation(UFUNCS[np.power], (a, Literal(np.array(1, np.float32))), (out,), {}, None))
         else:
             equations.append(Equation(UFUNCS[np.add], (a, b), (out,), {}, None))
         values.append(out)
