@@ -28,7 +28,7 @@ __all__ = ["PASSES", "STAGES", "run_passes"]
 PASSES: tuple[Callable[[Program], Program], ...] = (
     inline.inline,  # replace higher primitives by plain equations
     dead_code.dead_code,  # drop what no output needs
-    simplify.simplify,  # third powers become products
+    simplify.simplify,  # give compute a cheaper form: third powers become products
     common_subexpressions.common_subexpressions,  # compute once what is computed twice
     algebra.algebra,  # move fewer bytes: own_slice of all_reduce becomes reduce_scatter
     combine_collectives.combine,  # merge small collectives

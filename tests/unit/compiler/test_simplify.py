@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import funccoll as fc
+from funccoll import P
+from tests.support.pass_programs import programs, run_program
 
 pytestmark = pytest.mark.covers("passes")
 
@@ -128,3 +130,39 @@ def test_powers_in_the_body_of_a_loop_are_products():
     fn = lambda x: fc.scan(lambda h, row: (h + row**3, h**2), np.zeros(8, np.float32), x)
     (scan,) = program(fn, X).equations
     assert [e.primitive.name for e in scan.params["body"].equations] == ["square", "multiply", "add", "square"]
+
+
+# ------------------------------------------------------------------ constant predicates
+
+
+ROW, ZERO = X[0], np.float32(0)
+PREDICATES = {
+    "true": (lambda x: np.where(True, x, ZERO), ["negative"]),
+    "false": (lambda x: np.where(False, ZERO, x), ["negative"]),
+    "a narrower choice": (lambda x: np.where(True, x[0], x), ["getitem", "broadcast_to", "negative"]),
+    "a number": (lambda x: np.where(False, x, ZERO), ["broadcast_to", "negative"]),
+    "a traced predicate": (lambda x: np.where(x[0, 0] > 0, x, ZERO), ["getitem", "greater", "where", "negative"]),
+    "an array of both": (lambda x: np.where(ROW > 0, x, ZERO), ["where", "negative"]),
+}
+
+
+@pytest.mark.parametrize("case", PREDICATES)
+def test_a_constant_predicate_chooses(case):
+    fn, equations = PREDICATES[case]
+    after = lambda x: -fn(x)
+    x = X.copy()
+    x[1, :3] = -0.0, np.nan, np.inf
+    assert lowered(after, x) == equations
+    assert bits(run(after, x)) == bits(after(x))
+
+
+def test_a_number_that_must_vary_stays_a_choice():
+    fn = lambda x: fc.all_reduce(np.where(False, x, ZERO), "data")
+    before, after = programs(fn, X, out_specs=P())
+    assert [e.primitive.name for e in after.check().equations] == ["where", "all_reduce"]
+    shards = np.split(X, 4)
+    assert bits(run_program(before, shards)[0]) == bits(run_program(after, shards)[0])
+
+
+def test_the_gradient_of_a_power_has_no_predicate():
+    assert lowered(fc.grad(lambda x: np.sum(np.power(x, 3))), X) == ["square", "multiply", "multiply"]
