@@ -10,6 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 import funccoll as fc
 from funccoll import P
+from funccoll.core.types import bfloat16
 from tests.support.pass_programs import programs, run_program
 
 pytestmark = pytest.mark.covers("passes")
@@ -156,6 +157,10 @@ def test_a_constant_predicate_chooses(case):
     assert bits(run(after, x)) == bits(after(x))
 
 
+def test_what_is_not_chosen_is_not_computed():
+    assert lowered(lambda x: np.where(True, np.sin(x), np.tanh(x)), X) == ["sin"]
+
+
 def test_a_number_that_must_vary_stays_a_choice():
     fn = lambda x: fc.all_reduce(np.where(False, x, ZERO), "data")
     before, after = programs(fn, X, out_specs=P())
@@ -165,4 +170,158 @@ def test_a_number_that_must_vary_stays_a_choice():
 
 
 def test_the_gradient_of_a_power_has_no_predicate():
-    assert lowered(fc.grad(lambda x: np.sum(np.power(x, 3))), X) == ["square", "multiply", "multiply"]
+    assert lowered(fc.grad(lambda x: np.sum(np.power(x, 3))), X) == ["square", "multiply"]
+
+
+# ------------------------------------------------------------------ constants that are one number
+
+
+def ones(*shape: int, value: float = 1.0, dtype: Any = np.float32):
+    return np.full(shape, value, dtype)
+
+
+NUMBERS = {
+    "a product": (lambda x: x * ones(8, 8, value=2.5), ["multiply"]),
+    "a broadcast constant": (lambda x: np.broadcast_to(np.float32(2), (8, 8)) - x, ["subtract"]),
+    "-0": (lambda x: np.copysign(x, ones(8, value=-0.0)), ["copysign"]),
+    "a choice": (lambda x: np.where(x > ones(8), x, ones(8, 8, value=-0.0)), ["greater", "where"]),
+    "a predicate": (lambda x: -np.where(ones(8, 8, dtype=np.bool_), x, ZERO), ["negative"]),
+    "of size 1": (lambda x: x / ones(1, 1, value=3), ["divide"]),
+    "once varied": (lambda x: x + fc.pvary(fc.asarray(ones(8, value=3)), "data"), ["add"]),
+    "reshaped": (lambda x: x + np.reshape(fc.asarray(ones(16, 4, value=3)), (8, 8)), ["add"]),
+}
+
+
+@pytest.mark.parametrize("case", NUMBERS)
+def test_an_equal_constant_becomes_a_number(case):
+    fn, equations = NUMBERS[case]
+    x = np.concatenate([X, np.array([[0, -0.0, np.inf, -np.inf, np.nan, 1e-40, -1e30, 1]] * 8, np.float32)])
+    before, after = programs(fn, x, mesh=fc.make_mesh({"data": 2}))
+    assert [e.primitive.name for e in after.check().equations] == equations
+    assert not after.constants
+    with np.errstate(all="ignore"):
+        wanted = run_program(before, np.split(x, 2), mesh=fc.make_mesh({"data": 2}))
+        found = run_program(after, np.split(x, 2), mesh=fc.make_mesh({"data": 2}))
+    assert bits(wanted[0]) == bits(found[0])
+
+
+TABLE = np.arange(8, dtype=np.float32)
+ARRAYS_STAY = {
+    "elements that differ": lambda x: x + TABLE,
+    "signs of zero that differ": lambda x: np.copysign(x, TABLE * 0 * np.array([1, -1] * 4, np.float32)),
+    "the result's shape": lambda x: x + ones(3, 8, 8, value=2),
+    "a result": lambda x: (x, ones(8, 8)),
+    "a product of matrices": lambda x: x @ ones(8, 8, value=2),
+    "NaN": lambda x: np.maximum(x, ones(8, 8, value=np.nan)),
+}
+
+
+def test_an_array_of_equal_powers_is_one_power():
+    """NumPy's square of an array to an array's powers is rounded worse than a product."""
+    fn = lambda x: np.power(x, ones(8, value=2))
+    assert lowered(fn, X) == ["square"]
+    assert bits(run(fn, X)) == bits(X * X)
+
+
+@pytest.mark.parametrize("case", ARRAYS_STAY)
+def test_other_constants_stay_arrays(case):
+    fn = ARRAYS_STAY[case]
+    assert len(program(fn, X).constants) == 1
+    for found, wanted in zip(fc.tree.leaves(run(fn, X)), fc.tree.leaves(fn(X)), strict=True):
+        assert bits(found) == bits(wanted)
+
+
+def test_a_gradient_captures_no_cotangents():
+    x = np.ones((1024, 1024), np.float32)
+    loss = lambda w, x: np.mean(np.tanh(x * w) ** 2)
+    step = program(fc.value_and_grad(loss), np.float32(2), x)
+    assert not step.constants
+    grad = program(fc.grad(lambda x: np.sum(np.sin(x))), x)  # the cotangent is 1
+    assert [e.primitive.name for e in grad.equations] == ["cos"]
+
+
+ONES = {
+    "1 x": (lambda x: -(1 * x), ["negative"]),
+    "x ones": (lambda x: -(x * ones(8, 8)), ["negative"]),
+    "x / 1": (lambda x: -(x / 1), ["negative"]),
+    "a wider 1": (lambda x: -(x * np.float64(1)), ["multiply", "negative"]),
+    "1 / x": (lambda x: -(1 / x), ["divide", "negative"]),
+    "a larger one": (lambda x: -(x * ones(2, 1, 1)), ["multiply", "negative"]),
+}
+
+
+@pytest.mark.parametrize("case", ONES)
+def test_factors_of_1_are_left_out(case):
+    fn, equations = ONES[case]
+    x = X.copy()
+    x[0, :4] = -0.0, np.nan, -np.inf, 1e-40
+    assert lowered(fn, x) == equations
+    with np.errstate(all="ignore"):
+        assert bits(run(fn, x)) == bits(fn(x))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, bfloat16, np.float64, np.int8, np.uint64])
+def test_a_factor_of_1_of_other_dtypes(dtype):
+    x = np.array([0.0, 1.0, 100.0, -0.0, 3.0]).astype(dtype)
+    for fn in (lambda x: x * 1, lambda x: x * np.ones_like(x)):
+        assert lowered(fn, x) == []
+        assert bits(run(fn, x)) == bits(x)
+
+
+def test_a_factor_of_1_of_complex_numbers_stays():
+    assert lowered(lambda x: x * 1, X.astype(np.complex64)) == ["multiply"]
+
+
+def test_the_result_of_a_factor_of_1_is_not_the_argument():
+    x = X.copy()
+    result = fc.jit(lambda x: x * 1)(x)
+    x[:] = 0
+    assert bits(result) == bits(X)
+
+
+UNARY = (np.negative, np.square, np.sqrt, np.abs)
+BINARY = (np.add, np.subtract, np.multiply, np.divide, np.maximum, np.copysign)
+
+
+@st.composite
+def functions_of_constants(draw):
+    """A function of two arrays and constants, of which many have equal elements: exactly rounded operations."""
+    steps = []
+    for count in range(2, 2 + draw(st.integers(1, 8))):
+        kind = draw(st.sampled_from(["unary", "binary", "constant", "where", "power"]))
+        a, b = (draw(st.integers(0, count - 1)) for _ in range(2))
+        value = draw(st.sampled_from([0.0, -0.0, 1.0, 2.0, -3.0, np.inf]))
+        shape = draw(st.sampled_from([(4, 3), (3,), (1, 3), (4, 1), (1, 1)]))
+        constant = np.full(shape, value, np.float32)
+        if draw(st.booleans()):
+            constant.flat[-1] = draw(st.sampled_from([0.0, -0.0, 1.0]))
+        unary, binary = draw(st.sampled_from(UNARY)), draw(st.sampled_from(BINARY))
+        steps.append((kind, a, b, constant, unary, binary, draw(st.booleans())))
+
+    def fn(*values):
+        values = [*values]
+        for kind, a, b, constant, unary, binary, swapped in steps:
+            x, y = (constant, values[a]) if swapped else (values[a], constant)
+            if kind == "unary":
+                values.append(unary(values[a]))
+            elif kind == "constant":
+                values.append(binary(x, y))
+            elif kind == "where":
+                values.append(np.where(constant > 0, values[a], values[b]))
+            elif kind == "power":
+                values.append(np.power(values[a], 1))
+            else:
+                values.append(binary(values[a], values[b]))
+        return tuple(values[2:])
+
+    return fn
+
+
+@given(functions_of_constants(), arrays(np.float32, (2, 4, 3), elements=st.floats(width=32)))
+def test_numbers_in_place_of_arrays_change_no_bit(fn, xs):
+    with np.errstate(all="ignore"):
+        wanted = fn(*xs)
+        for found, value in zip(run(fn, *xs), wanted, strict=True):
+            np.testing.assert_array_equal(np.asarray(found), value)
+            real = ~np.isnan(value)
+            assert np.all(np.signbit(np.asarray(found))[real] == np.signbit(value)[real])
