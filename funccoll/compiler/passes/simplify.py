@@ -3,6 +3,8 @@
     power(x, 1) = x;  power(x, 2) = square(x);  power(x, 3) = square(x) x;  power(x, 4) = square(square(x));
     power(x, -1) = reciprocal(x);  where(True, x, y) = x;  where(False, x, y) = y;  1 x = x / 1 = x.
 
+A reduction of dimensions of size 1 is a conversion and a reshape, and for a large sum of floats + 0.
+
 An array whose elements are equal is a number, if the other operands have the result's shape. Cotangents begin as such arrays.
 
 NumPy computes third and fourth powers by a function of libm: 45 ns an element, where two products take less than 1 ns.
@@ -13,11 +15,14 @@ All other rules keep every bit, or round better than libm.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from ...core.ir import Atom, Equation, Literal, Primitive, Program, Var
-from ...primitives.elementwise import UFUNCS, where_p
+from ...core.ir import Atom, Equation, Literal, Primitive, Program, Var, infer
+from ...core.types import is_inexact
+from ...primitives.elementwise import UFUNCS, convert_p, where_p
+from ...primitives.reductions import REDUCTIONS
 from ...primitives.shaping import broadcast_to_p, reshape_p, transpose_p
 from ...primitives.varying import pvary_p
 from .dead_code import dead_code
@@ -29,6 +34,7 @@ __all__ = ["simplify"]
 # is None if the rule does not apply.
 Rule = Callable[[Equation], Atom | tuple[Equation, ...] | None]
 
+_TWO_CALLS = 1 << 12  # elements: below it, NumPy's sum of one element takes less time than two calls
 # A product of 16-bit floats takes as long as their power, and rounds to 11 or 8 bits each time.
 _CHEAPER_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -37,7 +43,12 @@ def _power(eqn: Equation) -> Atom | tuple[Equation, ...] | None:
     x, exponent = eqn.inputs
     (out,) = eqn.outputs
     floats = out.type.dtype in _CHEAPER_FLOATS
-    if type(exponent) is not Literal or x.type.dtype != out.type.dtype or not (floats or out.type.dtype.kind in "iu"):
+    if (
+        type(exponent) is not Literal
+        or type(x) is Literal
+        or x.type.dtype != out.type.dtype
+        or not (floats or out.type.dtype.kind in "iu")
+    ):
         return None
 
     def apply(ufunc: np.ufunc, *operands: Atom) -> Equation:
@@ -87,12 +98,40 @@ def _times_one(eqn: Equation, x: Atom, one: Atom) -> Atom | None:
     return x if same and type(one) is Literal and one.value == 1 else None
 
 
+def _reduce(eqn: Equation) -> Atom | tuple[Equation, ...] | None:
+    (x,) = eqn.inputs
+    dims, dtype, (out,) = eqn.params["dims"], eqn.params["dtype"], eqn.outputs
+    if type(x) is Literal or not dims or any(x.type.shape[d] != 1 for d in dims):
+        return None
+    adds = eqn.primitive is REDUCTIONS["sum"] and is_inexact(dtype)  # NumPy's sums begin with 0, and so lose -0
+    if adds and x.type.shape != out.type.shape and x.type.size < _TWO_CALLS:
+        return None
+    steps: list[Equation] = []
+
+    def step(primitive: Primitive, *operands: Atom, **params: Any) -> None:
+        types = infer(primitive, [a.type for a in (x, *operands)], params, (x, *operands))
+        steps.append(eqn.replace(primitive=primitive, inputs=(x, *operands), outputs=tuple(map(Var, types)), params=params))
+
+    if x.type.dtype != dtype:
+        step(convert_p, dtype=dtype)
+        (x,) = steps[-1].outputs
+    if adds:
+        step(UFUNCS[np.add], Literal(np.zeros((), dtype)))
+        (x,) = steps[-1].outputs
+    if x.type.shape != out.type.shape:
+        step(reshape_p, shape=out.type.shape)
+    if not steps:
+        return x
+    return *steps[:-1], steps[-1].replace(outputs=(out,))
+
+
 RULES: dict[Primitive, Rule] = {
     UFUNCS[np.power]: _power,
     UFUNCS[np.float_power]: _power,
     UFUNCS[np.multiply]: _multiply,
     UFUNCS[np.divide]: lambda eqn: _times_one(eqn, *eqn.inputs),
     where_p: _where,
+    **dict.fromkeys(REDUCTIONS.values(), _reduce),
 }
 """Primitive -> the rule of its equations."""
 

@@ -279,6 +279,62 @@ def test_the_result_of_a_factor_of_1_is_not_the_argument():
     assert bits(result) == bits(X)
 
 
+# ------------------------------------------------------------------ reductions of one element
+
+
+COLUMN = np.tile(np.array([1, -0.0, 0, np.nan, -np.nan, np.inf, -3, 1e-40], np.float32), 512).reshape(4096, 1)
+REDUCTIONS = {
+    "sum": (lambda x: np.sum(x, axis=1), ["add", "reshape"]),
+    "sum, kept": (lambda x: np.sum(x, axis=1, keepdims=True), ["add"]),
+    "mean": (lambda x: np.mean(x, axis=-1), ["add", "reshape"]),
+    "wider sum": (lambda x: np.sum(x, axis=1, dtype=np.float64), ["convert", "add", "reshape"]),
+    "prod": (lambda x: -np.prod(x, axis=1), ["reshape", "negative"]),
+    "max": (lambda x: -np.max(x, axis=1), ["reshape", "negative"]),
+    "min, kept": (lambda x: -np.min(x, axis=1, keepdims=True), ["negative"]),
+    "any": (lambda x: np.any(x, axis=1), ["convert", "reshape"]),
+    "all": (lambda x: np.all(x, axis=1), ["convert", "reshape"]),
+    "several": (lambda x: np.sum(x[:, None], axis=(1, 2)), ["getitem", "add", "reshape"]),
+}
+
+
+@pytest.mark.parametrize("case", REDUCTIONS)
+def test_a_reduction_of_single_elements_is_a_reshape(case):
+    fn, equations = REDUCTIONS[case]
+    assert lowered(fn, COLUMN) == equations
+    assert bits(run(fn, COLUMN)) == bits(fn(COLUMN))
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.int8, np.uint16, np.int64, np.float16, bfloat16, np.float64, np.complex64])
+@pytest.mark.parametrize("name", ["sum", "prod", "max", "any"])
+def test_single_elements_of_every_dtype(name, dtype):
+    x = np.array([[1], [0], [-0.0], [100]]).astype(dtype)
+    if name == "max" and np.dtype(dtype).kind == "c":
+        return
+    function = getattr(np, name)
+    for fn in (lambda x: function(x, axis=1), lambda x: function(x, axis=1, keepdims=True)):
+        assert name == "sum" or not any(e.startswith("reduce") for e in lowered(fn, x))
+        found, wanted = np.asarray(run(fn, x)), fn(x)
+        assert (found.dtype, found.shape, bits(found)) == (wanted.dtype, wanted.shape, bits(wanted))
+
+
+def test_other_reductions_stay():
+    assert lowered(lambda x: np.sum(x, axis=0), COLUMN) == ["reduce_sum"]
+    assert lowered(np.sum, COLUMN) == ["reduce_sum"]
+    assert lowered(lambda x: np.sum(x, axis=1), COLUMN[:64]) == ["reduce_sum"]  # small: one call of NumPy takes less than two
+    assert lowered(lambda x: np.argmax(x, axis=1), COLUMN) == ["argmax"]
+    assert lowered(lambda x: np.max(x, axis=1), COLUMN[:0]) == ["reshape"]
+
+
+@pytest.mark.parametrize("name", ["sum", "prod", "max", "mean"])
+def test_gradients_of_single_elements(name):
+    x = np.arange(1.0, 9.0).reshape(8, 1)
+    loss = lambda x: np.sum(np.sin(getattr(np, name)(x, axis=1)))
+    assert bits(run(fc.grad(loss), x)) == bits(np.cos(x))
+
+
+# ------------------------------------------------------------------ random programs
+
+
 UNARY = (np.negative, np.square, np.sqrt, np.abs)
 BINARY = (np.add, np.subtract, np.multiply, np.divide, np.maximum, np.copysign)
 
