@@ -3,6 +3,7 @@
     power(x, 1) = x;  power(x, 2) = square(x);  power(x, 3) = square(x) x;  power(x, 4) = square(square(x));
     power(x, -1) = reciprocal(x);  where(True, x, y) = x;  where(False, x, y) = y;  1 x = x / 1 = x.
 
+Transposes, reshapes and broadcasts of each other are one, or none, and so is the reshape of a reduction that keeps dimensions.
 A reduction of dimensions of size 1 is a conversion and a reshape, and for a large sum of floats + 0.
 
 An array whose elements are equal is a number, if the other operands have the result's shape. Cotangents begin as such arrays.
@@ -14,7 +15,9 @@ All other rules keep every bit, or round better than libm.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -22,11 +25,11 @@ import numpy as np
 from ...core.ir import Atom, Equation, Literal, Primitive, Program, Var, infer
 from ...core.types import is_inexact
 from ...primitives.elementwise import UFUNCS, convert_p, where_p
-from ...primitives.reductions import REDUCTIONS
+from ...primitives.reductions import REDUCTIONS, reduced
 from ...primitives.shaping import broadcast_to_p, reshape_p, transpose_p
 from ...primitives.varying import pvary_p
 from .dead_code import dead_code
-from .rewrite import resolve, substitute
+from .rewrite import resolve, substitute, use_counts
 
 __all__ = ["simplify"]
 
@@ -125,6 +128,13 @@ def _reduce(eqn: Equation) -> Atom | tuple[Equation, ...] | None:
     return *steps[:-1], steps[-1].replace(outputs=(out,))
 
 
+def _same(eqn: Equation) -> Atom | None:
+    """Return the operand if nothing moves."""
+    (x,) = eqn.inputs
+    moves = eqn.primitive is transpose_p and eqn.params["permutation"] != tuple(range(x.type.ndim))
+    return x if type(x) is Var and x.type == eqn.outputs[0].type and not moves else None
+
+
 RULES: dict[Primitive, Rule] = {
     UFUNCS[np.power]: _power,
     UFUNCS[np.float_power]: _power,
@@ -132,28 +142,78 @@ RULES: dict[Primitive, Rule] = {
     UFUNCS[np.divide]: lambda eqn: _times_one(eqn, *eqn.inputs),
     where_p: _where,
     **dict.fromkeys(REDUCTIONS.values(), _reduce),
+    **dict.fromkeys((transpose_p, reshape_p, broadcast_to_p, convert_p), _same),
 }
 """Primitive -> the rule of its equations."""
 
 
+def _transposes(outer: Equation, inner: Equation, once: bool) -> Equation:
+    first = inner.params["permutation"]
+    return outer.replace(inputs=inner.inputs, params={"permutation": tuple(first[d] for d in outer.params["permutation"])})
+
+
+def _broadcasts(outer: Equation, inner: Equation, once: bool) -> Equation:
+    return outer.replace(inputs=inner.inputs)
+
+
+def _reshapes(outer: Equation, inner: Equation, once: bool) -> Equation | None:
+    return outer.replace(inputs=inner.inputs) if once else None  # if the first one copies, the second one is free
+
+
+def _kept_dims(outer: Equation, inner: Equation, once: bool) -> Equation | None:
+    """Return the reduction whose result has the shape that a reshape gives it, if the reshape adds or drops its dimensions."""
+    params, (x,) = dict(inner.params), inner.inputs
+    params["keepdims"] = not params["keepdims"]
+    same = outer.params["shape"] == reduced(x.type.shape, params["dims"], params["keepdims"])
+    return inner.replace(outputs=outer.outputs, params=params) if once and same else None
+
+
+PAIRS: dict[tuple[Primitive, Primitive], Callable[[Equation, Equation, bool], Equation | None]] = {
+    (transpose_p, transpose_p): _transposes,
+    (broadcast_to_p, broadcast_to_p): _broadcasts,
+    (reshape_p, reshape_p): _reshapes,
+    **{(reshape_p, primitive): _kept_dims for primitive in REDUCTIONS.values()},
+}
+"""(outer, inner) primitive -> an equation for both, if outer reads the result of inner. `once`: nothing else reads it."""
+
+_OUTER, _INNER = ({pair[i] for pair in PAIRS} for i in range(2))
+
+
 def simplify(program: Program) -> Program:
-    """Apply the rules in one sweep."""
+    """Apply the rules in one sweep. Each operand is simple before the equation that reads it."""
     env: dict[Var, Atom] = {}
     found = ((var, _number(value)) for var, value in program.constants)
     numbers = {var: number for var, number in found if number is not None}
+    places: dict[Atom, int] = {}  # of results of _INNER
+    uses = cache(partial(use_counts, program))  # most programs never need them
     out: list[Equation] = []
     for original in program.equations:
-        eqn = _with_numbers(substitute(original, env), numbers)
+        eqn = substitute(original, env)
+        if numbers or eqn.primitive in _ONE_NUMBER:
+            eqn = _with_numbers(eqn, numbers)
         rule = RULES.get(eqn.primitive)
-        result = None if rule is None else rule(eqn)
-        if result is None:
+        if rule is None:
             out.append(eqn)
-        elif isinstance(result, tuple):
-            out.extend(result)
-        else:
+            continue
+        if eqn.primitive in _OUTER and (place := places.get(eqn.inputs[0])) is not None:
+            inner = out[place]
+            once = original.inputs == inner.outputs and uses()[inner.outputs[0]] == 1
+            pair = PAIRS.get((eqn.primitive, inner.primitive))
+            both = pair and pair(eqn, inner, once)
+            if both and both.primitive is not eqn.primitive:  # a reduction keeps its place: its operand lives no longer
+                out[place], places[both.outputs[0]] = both, place
+                continue
+            eqn = both or eqn
+        result = rule(eqn) or (eqn,)
+        if not isinstance(result, tuple):
             env[eqn.outputs[0]] = result
-    simplified = program.replace(equations=tuple(out), outputs=tuple(resolve(a, env) for a in program.outputs))
-    return dead_code(simplified) if env or numbers else simplified
+            continue
+        out.extend(result)
+        if out[-1].primitive in _INNER:
+            places[eqn.outputs[0]] = len(out) - 1
+    if len(out) == len(program.equations) and all(map(operator.is_, out, program.equations)):
+        return program
+    return dead_code(program.replace(equations=tuple(out), outputs=tuple(resolve(a, env) for a in program.outputs)))
 
 
 def _number(value: np.ndarray) -> Literal | None:
@@ -183,7 +243,7 @@ def _with_numbers(eqn: Equation, numbers: dict[Var, Literal]) -> Equation:
         number = operand if isinstance(operand, Literal) else numbers.get(operand)
         if number is not None:
             numbers[eqn.outputs[0]] = number
-    if not numbers or (eqn.primitive.ufunc is None and eqn.primitive is not where_p):
+    if eqn.primitive.ufunc is None and eqn.primitive is not where_p:
         return eqn
     inputs = list(eqn.inputs)
     for i, atom in enumerate(inputs):

@@ -10,6 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 import funccoll as fc
 from funccoll import P
+from funccoll.compiler.passes.simplify import simplify
 from funccoll.core.types import bfloat16
 from tests.support.pass_programs import programs, run_program
 
@@ -206,14 +207,27 @@ def test_an_equal_constant_becomes_a_number(case):
 
 
 TABLE = np.arange(8, dtype=np.float32)
+LAST = ones(16, 8)
+LAST[-1, -1] = 2
 ARRAYS_STAY = {
     "elements that differ": lambda x: x + TABLE,
+    "a last element that differs": lambda x: np.concatenate([x, x]) + LAST,
     "signs of zero that differ": lambda x: np.copysign(x, TABLE * 0 * np.array([1, -1] * 4, np.float32)),
     "the result's shape": lambda x: x + ones(3, 8, 8, value=2),
     "a result": lambda x: (x, ones(8, 8)),
     "a product of matrices": lambda x: x @ ones(8, 8, value=2),
     "NaN": lambda x: np.maximum(x, ones(8, 8, value=np.nan)),
 }
+
+
+@pytest.mark.parametrize("shape", [(4, 8), ()])
+def test_one_of_two_constants_stays(shape):
+    """Its type says that the result varies."""
+    a, b = ones(*shape, value=3), ones(*shape, value=5)
+    fn = lambda x: x + fc.pvary(fc.asarray(a), "data") * fc.pvary(fc.asarray(b), "data")
+    _, after = programs(fn, X, mesh=fc.make_mesh({"data": 2}))
+    assert [e.primitive.name for e in after.check().equations] == ["pvary", "multiply", "add"]
+    assert bits(fc.jit(fn, mesh=fc.make_mesh({"data": 2}), in_specs=P("data"), out_specs=P("data"))(X)) == bits(X + 15)
 
 
 def test_an_array_of_equal_powers_is_one_power():
@@ -332,7 +346,138 @@ def test_gradients_of_single_elements(name):
     assert bits(run(fc.grad(loss), x)) == bits(np.cos(x))
 
 
+# ------------------------------------------------------------------ shapes
+
+
+CUBE = np.random.default_rng(1).normal(size=(2, 3, 4)).astype(np.float32)
+SHAPES = {
+    "transposed twice": (lambda x: np.transpose(np.transpose(x, (1, 2, 0)), (1, 2, 0)), ["transpose"]),
+    "transposed back": (lambda x: -np.transpose(np.transpose(x, (1, 2, 0)), (2, 0, 1)), ["negative"]),
+    "transposed thrice": (lambda x: -x.T.T.T, ["transpose", "negative"]),
+    "dimensions swapped twice": (lambda x: np.swapaxes(np.swapaxes(x, 0, 1), 1, 2), ["transpose"]),
+    "not transposed": (lambda x: -np.transpose(x, (0, 1, 2)), ["negative"]),
+    "reshaped twice": (lambda x: np.reshape(np.reshape(x, (6, 4)), (4, 6)), ["reshape"]),
+    "reshaped back": (lambda x: -np.reshape(np.reshape(x, 24), (2, 3, 4)), ["negative"]),
+    "not broadcast": (lambda x: -np.broadcast_to(x, x.shape), ["negative"]),
+    "broadcast twice": (lambda x: np.broadcast_to(np.broadcast_to(x, (1, 2, 3, 4)), (5, 2, 3, 4)), ["broadcast_to"]),
+    "broadcast another": (
+        lambda x: np.broadcast_to(np.broadcast_to(x[0], (2, 3, 4)), (5, 2, 3, 4)),
+        ["getitem", "broadcast_to"],
+    ),
+    "a sum with its dimension": (lambda x: np.reshape(np.sum(x, 1), (2, 1, 4)), ["reduce_sum"]),
+    "a maximum without": (lambda x: np.reshape(np.max(x, 1, keepdims=True), (2, 4)), ["reduce_max"]),
+    "a sum in between": (lambda x: -np.reshape(np.reshape(np.sum(x), (1, 1, 1)), ()), ["reduce_sum", "negative"]),
+}
+
+
+@pytest.mark.parametrize("case", SHAPES)
+def test_shapes_are_given_once(case):
+    fn, equations = SHAPES[case]
+    assert lowered(fn, CUBE) == equations
+    assert bits(run(fn, CUBE)) == bits(fn(CUBE))
+
+
+SHAPES_STAY = {
+    "a reshape that is read": (
+        lambda x: (y := np.reshape(x.T, 24), np.reshape(y, (4, 6))),
+        ["transpose", "reshape", "reshape"],
+    ),
+    "a sum that is read": (lambda x: (y := np.sum(x, 1), np.reshape(y, (2, 1, 4))), ["reduce_sum", "reshape"]),
+    "a sum in another shape": (lambda x: np.reshape(np.sum(x, 1), (4, 2)), ["reduce_sum", "reshape"]),
+    "a transpose of a reshape": (lambda x: np.reshape(x, (6, 4)).T, ["reshape", "transpose"]),
+    "a sum that is read by another name": (
+        lambda x: (np.reshape(np.sum(x, 1) * 1, (2, 1, 4)), np.sum(x, 1) * 1),
+        ["reduce_sum", "reshape", "reduce_sum"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SHAPES_STAY)
+def test_other_shapes_stay(case):
+    fn, equations = SHAPES_STAY[case]
+    traced: Any = fc.jit(fn)
+    assert [e.primitive.name for e in simplify(traced.trace(CUBE).program).check().equations] == equations
+    for found, wanted in zip(fc.tree.leaves(run(fn, CUBE)), fc.tree.leaves(fn(CUBE)), strict=True):
+        assert bits(found) == bits(wanted)
+
+
+def test_a_reduction_stays_where_it_is():
+    """Later, its operand would live longer."""
+
+    def fn(x):
+        total = np.sum(np.sin(x), 1)
+        rest = np.cos(x)
+        return rest * np.reshape(total, (2, 1, 4))
+
+    assert lowered(fn, CUBE) == ["sin", "reduce_sum", "cos", "multiply"]
+
+
+def test_shapes_of_gradients_go():
+    def layer_norm(x):
+        centred = x - np.mean(x, -1, keepdims=True)
+        return centred / np.sqrt(np.mean(centred**2, -1, keepdims=True) + 1e-5)
+
+    step: Any = fc.jit(fc.grad(lambda x: np.sum(layer_norm(x) ** 3)))
+    traced = step.trace(CUBE)
+    assert [e.primitive.name for e in traced.program.equations].count("reshape") == 2
+    assert "reshape" not in [e.primitive.name for e in traced.lower().program.equations]
+
+
 # ------------------------------------------------------------------ random programs
+
+
+@st.composite
+def functions_of_shapes(draw):
+    """A function of an array, which transposes, reshapes, broadcasts and reduces it and its results."""
+    steps = []
+    shapes: list[tuple[int, ...]] = [(2, 3, 4)]
+    for _ in range(draw(st.integers(1, 8))):
+        source = draw(st.just(len(shapes) - 1) | st.integers(0, len(shapes) - 1))
+        shape = shapes[source]
+        kind = draw(
+            st.sampled_from(["transpose", "transpose", "reshape", "reshape", "broadcast", "max", "times 1", "negative"])
+        )
+        new: Any = shape
+        if kind == "transpose":
+            new = tuple(draw(st.permutations(range(len(shape)))))
+            shapes.append(tuple(shape[d] for d in new))
+        elif kind == "reshape":
+            new = (1, *draw(st.permutations(shape)))[draw(st.integers(0, 1)) :]
+            shapes.append(new)
+        elif kind == "broadcast":
+            new = (*[1] * draw(st.integers(0, 1)), *(2 if n == 1 and draw(st.booleans()) else n for n in shape))
+            shapes.append(new)
+        elif kind == "max" and shape:
+            new = draw(st.integers(0, len(shape) - 1)), draw(st.booleans())
+            shapes.append(np.max(np.empty(shape), axis=new[0], keepdims=new[1]).shape)
+        else:
+            shapes.append(shape)
+        steps.append((kind, source, new))
+
+    def fn(x):
+        values = [x]
+        for kind, source, new in steps:
+            x = values[source]
+            if kind == "transpose":
+                values.append(np.transpose(x, new))
+            elif kind == "reshape":
+                values.append(np.reshape(x, new))
+            elif kind == "broadcast":
+                values.append(np.broadcast_to(x, new))
+            elif kind == "max" and x.shape:
+                values.append(np.max(x, axis=new[0], keepdims=new[1]))
+            else:
+                values.append(x * 1 if kind == "times 1" else -x)
+        return tuple(values[-2:])
+
+    return fn
+
+
+@given(functions_of_shapes())
+def test_shapes_keep_every_element(fn):
+    for found, wanted in zip(run(fn, CUBE), fn(CUBE), strict=True):
+        assert np.asarray(found).shape == wanted.shape
+        assert bits(found) == bits(wanted)
 
 
 UNARY = (np.negative, np.square, np.sqrt, np.abs)
