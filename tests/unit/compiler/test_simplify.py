@@ -11,6 +11,7 @@ from hypothesis.extra.numpy import arrays
 import funccoll as fc
 from funccoll import P
 from funccoll.compiler.passes.simplify import simplify
+from funccoll.core.interpreter import evaluate
 from funccoll.core.types import bfloat16
 from tests.support.pass_programs import programs, run_program
 
@@ -186,6 +187,7 @@ NUMBERS = {
     "a broadcast constant": (lambda x: np.broadcast_to(np.float32(2), (8, 8)) - x, ["subtract"]),
     "-0": (lambda x: np.copysign(x, ones(8, value=-0.0)), ["copysign"]),
     "a choice": (lambda x: np.where(x > ones(8), x, ones(8, 8, value=-0.0)), ["greater", "where"]),
+    "two choices": (lambda x: np.where(x > 0, ones(8, 8, value=2), ones(8, 8, value=-0.0)), ["greater", "where"]),
     "a predicate": (lambda x: -np.where(ones(8, 8, dtype=np.bool_), x, ZERO), ["negative"]),
     "of size 1": (lambda x: x / ones(1, 1, value=3), ["divide"]),
     "once varied": (lambda x: x + fc.pvary(fc.asarray(ones(8, value=3)), "data"), ["add"]),
@@ -421,6 +423,49 @@ def test_shapes_of_gradients_go():
     traced = step.trace(CUBE)
     assert [e.primitive.name for e in traced.program.equations].count("reshape") == 2
     assert "reshape" not in [e.primitive.name for e in traced.lower().program.equations]
+
+
+# ------------------------------------------------------------------ a model
+
+
+def block(p, x):
+    """A block of a transformer, as a new user would write it: 2 heads, gelu with a cube."""
+
+    def layer_norm(x):
+        centred = x - np.mean(x, -1, keepdims=True)
+        return centred / np.sqrt(np.mean(centred**2, -1, keepdims=True) + 1e-5)
+
+    def heads(x):
+        return np.transpose(np.reshape(x, (*x.shape[:2], 2, -1)), (0, 2, 1, 3))
+
+    q, k, v = (heads(layer_norm(x) @ w) for w in p["qkv"])
+    scores = np.exp(q @ np.transpose(k, (0, 1, 3, 2)) / 2)
+    out = scores / np.sum(scores, -1, keepdims=True) @ v
+    x = x + np.reshape(np.transpose(out, (0, 2, 1, 3)), x.shape)
+    h = layer_norm(x) @ p["in"]
+    return x + 0.5 * h * (1 + np.tanh(0.8 * (h + 0.044715 * h**3))) @ p["out"]
+
+
+def test_the_gradient_of_a_transformer_block_has_less_to_do():
+    rng = np.random.default_rng(0)
+    values = lambda *shape: rng.normal(size=shape) / 4
+    p = {"qkv": [values(8, 8) for _ in range(3)], "in": values(8, 32), "out": values(32, 8)}
+    x = values(4, 6, 8)
+    step: Any = fc.jit(fc.value_and_grad(lambda p, x: np.mean(block(p, x) ** 2), (0, 1)))
+    traced = step.trace(p, x)
+    counts = []
+    for program in (traced.program, traced.lower().program):
+        names = [e.primitive.name for e in program.equations]
+        counts.append({name: names.count(name) for name in ("power", "where", "transpose", "reshape")})
+        counts[-1]["constants"] = sum(value.size > 1 for _, value in program.constants)
+    assert counts == [
+        {"power": 2, "where": 1, "transpose": 24, "reshape": 32, "constants": 1},
+        {"power": 0, "where": 0, "transpose": 20, "reshape": 18, "constants": 0},
+    ]
+    leaves: Any = (p, x)
+    plain, _ = evaluate(traced.program, [value for _, value in traced.program.constants], fc.tree.leaves(leaves))
+    for found, wanted in zip(fc.tree.leaves(step(p, x)), plain, strict=True):
+        np.testing.assert_allclose(np.asarray(found), np.asarray(wanted), rtol=1e-12, atol=1e-14)
 
 
 # ------------------------------------------------------------------ random programs
