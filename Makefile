@@ -9,15 +9,15 @@ $(VENV)/pyvenv.cfg:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "funccoll needs Python 3.11 or later; choose one with make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.demo: pyproject.toml constraints.txt funccoll/_native.c $(VENV)/pyvenv.cfg
+$(VENV)/.demo: pyproject.toml constraints.txt funccoll/_native.c funccoll/_free_list.c $(VENV)/pyvenv.cfg
 	$(PIP) -e '.[demo]'
 	touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt funccoll/_native.c $(VENV)/pyvenv.cfg
+$(VENV)/.dev: pyproject.toml constraints.txt funccoll/_native.c funccoll/_free_list.c $(VENV)/pyvenv.cfg
 	$(PIP) -e '.[demo,dev]'
 	touch $@
 
-$(VENV)/.notebooks: pyproject.toml constraints.txt funccoll/_native.c $(VENV)/pyvenv.cfg
+$(VENV)/.notebooks: pyproject.toml constraints.txt funccoll/_native.c funccoll/_free_list.c $(VENV)/pyvenv.cfg
 	$(PIP) -e '.[notebooks]'
 	touch $@
 

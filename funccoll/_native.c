@@ -7,6 +7,8 @@
  *   PlanFastPath  a collective group: finds unused results, and runs the kernel without the GIL
  *   ArrayBase     the fields of an Array, and its block as a read-only view
  *
+ * `_free_list.c` is part of the module, and has no Python form.
+ *
  * What is rare is left to Python: a Dispatch without a fitting fast path calls `fallback`, a PlanFastPath that may not run at
  * once and a BlockCall of other arrays do too, and a PlanFastPath whose kernel returns before it has finished calls `finish`.
  */
@@ -1167,6 +1169,8 @@ run_in_context(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t co
 
 /* ---------------------------------------------------------------- the module */
 
+extern PyMethodDef free_list_functions[]; /* _free_list.c */
+
 static PyMethodDef functions[] = {
     {"use_arrays", use_arrays, METH_O, "use_arrays(type)\n\nSet the type of NumPy's arrays. Nothing else works before."},
     {"use_mapping", use_mapping, METH_O, "use_mapping(type)\n\nSet the type of memory that other processes see."},
@@ -1203,7 +1207,8 @@ PyInit__native(void)
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL || PyModule_AddType(module, &PlanFastPathType) < 0 || PyModule_AddType(module, &FastPathType) < 0
         || PyModule_AddType(module, &BlockCallType) < 0
-        || PyModule_AddType(module, &DispatchType) < 0 || PyModule_AddType(module, &ArrayBaseType) < 0) {
+        || PyModule_AddType(module, &DispatchType) < 0 || PyModule_AddType(module, &ArrayBaseType) < 0
+        || PyModule_AddFunctions(module, free_list_functions) < 0) {
         Py_XDECREF(module);
         return NULL;
     }

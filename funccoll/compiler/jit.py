@@ -32,6 +32,7 @@ from ..errors import (
 )
 from ..job.job_context import transport_of
 from ..ops.registry import as_traceable
+from ..platforms import free_list
 from ..runtime.recorder import compiling
 from ..tracing.trace import sharding_of
 from ..tracing.tracer import check_alive
@@ -200,6 +201,7 @@ def clear_caches() -> None:
     for programs in (redistribution, moved, sum_of, operations_on):
         programs.cache_clear()
     clear_dispatchers()
+    free_list.trim()
 
 
 class _Bound:

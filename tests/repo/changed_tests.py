@@ -170,7 +170,7 @@ class Chooser:
             choice.add("they read all sources", self._in("tests/repo/"))
         elif path.startswith("tests/"):
             choice.add(f"they name {path}", self._namers(path))
-        elif path == "funccoll/_native.c":
+        elif path in ("funccoll/_native.c", "funccoll/_free_list.c"):
             choice.add("they call modules that import funccoll._native", self._importers_tests("funccoll/_native.c", set()))
         else:
             beside = "tests/docs/" if path.startswith("notebooks/") else "tests/repo/"

@@ -85,7 +85,9 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("cuda", "cuda_compute"),
     ),
     "arrays": (("array_layout", "array_operators", "shared_mapping", "value_hash"), ("array",), ("array_like",)),
-    "platforms": (("blas", "device", "float_environment", "fused_step"), ("array_library",), ("gpu", "host_device")),
+    "platforms": (
+        ("blas", "device", "float_environment", "free_list", "fused_step"), ("array_library",), ("gpu", "host_device"),
+    ),
     "platforms.gpu": (
         ("captured_program", "cublas", "cupy_kernels", "cupy_ufuncs", "deferred_checks", "pairwise_einsum"),
         ("cupy_indexing", "cupy_windows"), ("cupy_library",), ("array_fold", "cupy_gpu"),

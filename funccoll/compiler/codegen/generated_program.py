@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import get_ident
@@ -21,6 +22,7 @@ from ...core.interpreter import eager
 from ...core.ir import Atom, Equation, Program
 from ...core.mesh import Mesh
 from ...errors import MeshError, Source, hide_frames
+from ...platforms import free_list
 from ...platforms.device import Copies
 from ...platforms.float_environment import run_in_context
 from ...runtime.recorder import register
@@ -38,12 +40,13 @@ __all__ = ["GeneratedProgram", "compile_program", "require_devices"]
 
 
 def _quiet_context() -> contextvars.Context:
-    """Return a context in which NumPy's floating-point warnings are off, as in every compiled program (`run_in_context`).
+    """Return the context of compiled programs (`run_in_context`): without NumPy's floating-point warnings, with the free list.
 
     Running in a copy of it costs 0.05 µs; `np.errstate` costs 0.7 µs, as much as three small operations.
     """
     context = contextvars.Context()  # an empty context: a copy would keep the current trace alive
     context.run(np.seterr, all="ignore")
+    context.run(free_list.use)
     return context
 
 
@@ -173,6 +176,7 @@ def compile_program(
         with eager():
             context = contextvars.copy_context()
         context.run(np.seterr, all="ignore")
+        context.run(free_list.use)
         return run_in_context(context, run, *copies)
 
     def replace(other: Callable[..., Any]) -> None:
@@ -182,7 +186,7 @@ def compile_program(
     recorded = transport.device.record(execute_in_users if any(eqn.reports for eqn in program.equations) else execute, program)
     profiled = RecordedProgram(program.label, builder.parts, original, replace)
     register(profiled)
-    return GeneratedProgram(
+    generated = GeneratedProgram(
         recorded,
         calls,
         transport,
@@ -193,3 +197,5 @@ def compile_program(
         profiled,
         builder.segments_of,
     )
+    weakref.finalize(generated, free_list.trim).atexit = False
+    return generated
