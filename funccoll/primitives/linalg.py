@@ -56,9 +56,23 @@ def _matmul_vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any]) 
     ]
 
 
+_LARGE_PRODUCT = 1 << 20
+"""Multiplications of a product from which on a stack of them is faster as one.
+
+OpenBLAS copies the second operand into blocks for each product. It has other code for products of up to a million
+multiplications, which is as fast for each of a stack.
+"""
+
+
 def _matmul(x: np.ndarray, y: np.ndarray, out: np.ndarray | None = None) -> Any:
     if x.dtype == y.dtype == bfloat16:  # BLAS in float32, and one rounding
-        return np.matmul(x.astype(np.float32), y.astype(np.float32)).astype(bfloat16)
+        return _matmul(x.astype(np.float32), y.astype(np.float32)).astype(bfloat16)
+    if x.ndim > 2 and y.ndim == 2 and math.prod(x.shape[-2:]) * y.shape[1] >= _LARGE_PRODUCT:
+        # Shapes alone decide, so that all ranks and transports have the same bits. NumPy would multiply matrix by matrix.
+        assert out is None or out.flags.c_contiguous, "a copy would be written"
+        rows = None if out is None else np.reshape(out, (-1, y.shape[1]))
+        product = np.matmul(np.reshape(x, (-1, x.shape[-1])), y, out=rows)
+        return np.reshape(product, (*x.shape[:-1], y.shape[1])) if out is None else out
     return np.matmul(x, y, out=out)
 
 

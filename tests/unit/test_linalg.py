@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import funccoll as fc
 from funccoll.errors import DTypeError, ShapeError, TraceError, UnsupportedError
-from funccoll.primitives import decompositions, fourier, least_squares, linear_systems
+from funccoll.primitives import decompositions, fourier, least_squares, linalg, linear_systems
 from funccoll.primitives.linear_systems import _BLOCK
 from tests.support.example_counts import examples
 
@@ -341,3 +341,29 @@ def test_the_gradient_of_a_pseudoinverse_that_cuts_singular_values_off():
 
     step = 1e-6 * along
     np.testing.assert_allclose(np.sum(along * fc.grad(loss)(a)), (loss(a + step) - loss(a - step)) / 2e-6, rtol=1e-6)
+
+
+# ---------------------------------------------------------------- stacks of products
+
+
+@pytest.mark.parametrize("shape", [(3, 64, 128), (2, 3, 64, 128), (0, 64, 128), (1, 65, 127)])
+@pytest.mark.parametrize("order", ["C", "strided"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, np.int32])
+def test_large_stacks_are_one_product(shape, order, dtype):
+    x, y = (10 * matrices(*shape, seed=1)).astype(dtype), (10 * matrices(shape[-1], 130, seed=2)).astype(dtype)
+    if order == "strided":
+        x = np.moveaxis(np.ascontiguousarray(np.moveaxis(x, -2, 0)), 0, -2)
+    product = fc.jit(lambda x, y: np.swapaxes(x, -1, -2).swapaxes(-1, -2) @ y)
+    found = np.asarray(product(x, y))
+    assert (found == (np.ascontiguousarray(x).reshape(-1, shape[-1]) @ y).reshape(*shape[:-1], 130)).all()
+    assert found.dtype == dtype and found.flags.c_contiguous
+    np.testing.assert_allclose(found, np.matmul(x, y), rtol=1e-3, atol=1e-2)
+
+
+def test_one_product_into_memory_that_peers_read():
+    x, y = matrices(4, 64, 128, dtype=np.float32), matrices(128, 200, dtype=np.float32)
+    out = np.full((4, 64, 200), np.nan, np.float32)
+    assert linalg.matmul_p.reference(x, y, out=out) is out
+    assert (out == linalg.matmul_p.reference(x, y)).all() and (out.reshape(256, 200) == x.reshape(256, 128) @ y).all()
+    with pytest.raises(AssertionError):
+        linalg.matmul_p.reference(x, y, out=np.moveaxis(np.empty((64, 4, 200), np.float32), 0, 1))
