@@ -115,8 +115,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("combine_collectives",), ("choose_algorithms",), ("group_collectives",), ("drop_barriers",), ("buffers",),
     ),
     "compiler.codegen": (
-        ("bad_index", "loop_code", "non_finite", "recorded_program"), ("segments",), ("program_builder",),
-        ("generated_program",),
+        ("bad_index", "loop_code", "non_finite", "recorded_program", "transposed_products"), ("segments",),
+        ("program_builder",), ("generated_program",),
     ),
     "transports": (("local", "plans"), ("shm",), ("mpi",), ("nccl",), ("cuda",)),
     "transports.plans": (

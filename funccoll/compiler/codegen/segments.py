@@ -21,6 +21,7 @@ from ..passes.buffers import Buffers
 from .bad_index import SegmentOperands
 from .non_finite import Given, NonFinite, operation_check
 from .recorded_program import Part, SegmentParts
+from .transposed_products import by_transpose, is_faster_by_transpose
 
 __all__ = ["SegmentBuilder"]
 
@@ -235,6 +236,8 @@ class SegmentBuilder:
         specialises = library.specialises or eqn.primitive.in_place
         types = [atom.type for atom in (*eqn.inputs, *eqn.outputs)] if specialises else ()
         key = (eqn.primitive, *sorted(eqn.params.items()), *types)
+        if library.array_type is np.ndarray and is_faster_by_transpose(eqn, self.makers):
+            return f"{self.names.of(by_transpose, 'f')}({', '.join(operands)})"
         return f"{self.names.of(library.compute(eqn), 'f', key)}({', '.join(operands)})"
 
     def drop_dead(self, lines: list[str], equations: list[Equation], results: list[Var]) -> list[str]:
