@@ -155,7 +155,8 @@ def _errors() -> str:
             "|---|---|",
             *rows,
             "",
-            *(_directive("autoexception", f"funccoll.errors.{name}") for name, _ in named),
+            # With (), so that Sphinx does not look for a signature, which built-in exceptions lack.
+            *(_directive("autoexception", f"funccoll.errors.{name}()") for name, _ in named),
         ]
     )
 
