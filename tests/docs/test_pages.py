@@ -71,10 +71,14 @@ RUN = {block.code: block for block in reversed([b for b in blocks() if b.page no
 """The blocks, without those that a page has from another one."""
 
 
-@pytest.mark.parametrize("block", sorted(RUN.values()), ids=str)
+def slow_if_it_waits(block):
+    return pytest.param(block, id=str(block), marks=pytest.mark.slow if "time.sleep" in block.code else ())
+
+
+@pytest.mark.parametrize("block", [slow_if_it_waits(block) for block in sorted(RUN.values())])
 def test_code_prints_what_the_page_says(block):
     """README's first block has an interpreter of its own, as a user's script has."""
-    assert words(printed(block.code, forked=block.page != README.name)) == words(block.output or "")
+    assert words(printed(block.code, forked=block != next(blocks()))) == words(block.output or "")
 
 
 @pytest.mark.parametrize("block", [*blocks(GPU_BLOCK)], ids=str)

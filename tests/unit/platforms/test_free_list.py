@@ -369,6 +369,7 @@ assert resident() - before < 8 << 20, (resident(), before)
 """)
 
 
+@pytest.mark.slow
 def test_the_peak_is_higher_by_at_most_the_limit():
     """Sizes of calls differ, so that blocks of one call do not serve the next."""
     peaks = [
