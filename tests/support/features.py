@@ -122,7 +122,12 @@ FEATURES = (
     ),
     Feature("checkpoint", "`fc.checkpoint` with policies, `fc.pure_callback`, `fc.custom_primitive`", "programs", WORKS),
     Feature("errors", "Errors of misuse with your line, shapes, axes and a remedy", "programs", WORKS),
-    Feature("passes", "Passes: dead code, simplification, common subexpressions, algebra of collectives, combine, buffers", "programs", WORKS),
+    Feature(
+        "passes",
+        "Passes: dead code, simplification, common subexpressions, algebra of collectives, combine, buffers",
+        "programs",
+        WORKS,
+    ),
     Feature(
         "dtype-promotion",
         "Silent float64: a warning once, lines in `.lower(...)` and `funccoll explain`, `fc.jit(..., "
