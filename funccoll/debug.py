@@ -403,8 +403,8 @@ class disable_jit:
     run as Python's, unless devices decide differently. Functions that are differentiated (by `fc.grad`, `fc.vjp`, `fc.jvp`, in
     checkpoints) have values too. Those of `fc.vmap` have none, because their arrays are elements of a batch.
 
-    Results have the bits of the compiled function. The exception is gradients of loops, whose sums have the order of the
-    unrolled loop. The mode begins with the call and ends with the block; without a block it goes on until
+    Results may differ from the compiled function's in the last bits: gradients of loops sum in the order of the unrolled loop,
+    powers of 3 and 4 are NumPy's, and a sum of a transposed array may have another order. The mode begins with the call and ends with the block; without a block it goes on until
     `fc.debug.disable_jit(False)`. It applies to all threads of the process. In a job all ranks must enter it. Donated arguments
     are kept. A gradient around a jitted function runs that function compiled.
 
