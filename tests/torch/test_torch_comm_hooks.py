@@ -56,7 +56,7 @@ def test_refused_at_registration(n):
         f"ModuleError: register_comm_hook: hook comm_hooks.int8 was registered first. {once}",
         f"ModuleError: register_comm_hook: gradients were reduced first. {once}",
         *["ModuleError: register_comm_hook: gradients of 'weight' are sparse, and hooks take dense ones"] * 2,
-        "ModuleError: register_comm_hook: comm_hooks.float16 is a function of the bucket alone.* state given was {'a': 1}",
+        "ModuleError: register_comm_hook: comm_hooks.float16 is a function of the bucket alone.* given state is {'a': 1}",
         "ModuleError: register_comm_hook: comm_hooks.power_sgd is a function of the bucket alone",
         "ModuleError: register_comm_hook: 'fp16' is not the name of a hook. Names are 'all_reduce', 'float16'",
         "ModuleError: register_comm_hook: 16 is not a hook. Give a function",
