@@ -404,9 +404,11 @@ class disable_jit:
     checkpoints) have values too. Those of `fc.vmap` have none, because their arrays are elements of a batch.
 
     Results may differ from the compiled function's in the last bits: gradients of loops sum in the order of the unrolled loop,
-    powers of 3 and 4 are NumPy's, and a sum of a transposed array may have another order. The mode begins with the call and ends with the block; without a block it goes on until
-    `fc.debug.disable_jit(False)`. It applies to all threads of the process. In a job all ranks must enter it. Donated arguments
-    are kept. A gradient around a jitted function runs that function compiled.
+    powers of 3 and 4 are NumPy's, and a sum of a transposed array may have another order.
+
+    The mode begins with the call and ends with the block; without a block it goes on until `fc.debug.disable_jit(False)`. It
+    applies to all threads of the process. In a job all ranks must enter it. Donated arguments are kept. A gradient around a
+    jitted function runs that function compiled.
 
     Args:
         disable: False ends the mode.
