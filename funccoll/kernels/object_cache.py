@@ -28,7 +28,7 @@ from ..config import SHOW_COMPILING
 from ..core import private_files
 from .variants import stamp
 
-__all__ = ["address_of", "builtin_of", "cache_directory", "kept"]
+__all__ = ["address_of", "builtin_of", "cache_directory", "initialize", "kept", "load"]
 
 _FOUND = {"__errno_location", "clock_gettime", "process_vm_readv", "sched_yield", "usleep"}  # in every process
 _OF_PYTHON = "PyLong_AsLongLong", "PyEval_SaveThread", "PyEval_RestoreThread", "PyLong_FromLongLong"
@@ -45,7 +45,7 @@ def address_of(name: str, build: Callable[[], tuple[Any, Any]]) -> int:
     It has Numba's calling convention: int32 f(result *, void **, arguments...). Our kernels never raise, so the integer and the
     second argument are not used. The code uses neither Python nor Numba.
     """
-    return _load(*kept(name, lambda: _compile(*build())))
+    return load(*kept(name, lambda: _compile(*build())))
 
 
 def builtin_of(name: str, build: Callable[[], tuple[Any, Any]], status: int) -> int:
@@ -70,10 +70,11 @@ def builtin_of(name: str, build: Callable[[], tuple[Any, Any]], status: int) -> 
         module.link_in(llvm.parse_assembly(_builtin(_first(module), status, architecture)))
         return _BUILTIN, _machine().emit_object(module)
 
-    return _load(*kept(name, compiled))
+    return load(*kept(name, compiled))
 
 
-def _load(symbol: str, code: bytes) -> int:
+def load(symbol: str, code: bytes) -> int:
+    """Load machine code for as long as the process lives, and return the address of its function `symbol`."""
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
@@ -193,11 +194,17 @@ def _default_environment(builder: Any, architecture: str) -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=1)
-def _machine() -> Any:
+def initialize() -> None:
+    """Prepare LLVM for making machine code."""
     with suppress(RuntimeError):  # newer versions initialize themselves, and raise here
         llvm.initialize()
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
+
+
+@functools.lru_cache(maxsize=1)
+def _machine() -> Any:
+    initialize()
     target = llvm.Target.from_triple(llvm.get_process_triple())
     return target.create_target_machine(*_processor(), opt=3, codemodel="jitdefault", jit=True)
 

@@ -81,9 +81,10 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "kernels": (
         ("kernel_context", "variants", "intrinsics", "conversions"),
         ("direct_reads", "stream_interpreter", "reductions", "block"),
-        ("cpu_fold", "object_cache", "cuda_intrinsics", "cuda_toolkit"), ("optimizer_step",), ("cpu", "cuda_compiler"),
+        ("cpu_fold", "object_cache", "cuda_intrinsics", "cuda_toolkit"), ("native", "optimizer_step"), ("cpu", "cuda_compiler"),
         ("cuda", "cuda_compute"),
     ),
+    "kernels.native": (("ir_text", "machine_code"), ("elementary",)),
     "arrays": (("array_layout", "array_operators", "shared_mapping", "value_hash"), ("array",), ("array_like",)),
     "platforms": (
         ("blas", "device", "float_environment", "free_list", "fused_step"), ("array_library",), ("gpu", "host_device"),
@@ -216,6 +217,13 @@ LOADS_BY_NAME = {
 
 OPTIONAL = {
     "numba": ("kernels/", "schedules/model/event_loop.py"),
+    "llvmlite": (
+        "kernels/conversions.py",
+        "kernels/cuda_intrinsics.py",
+        "kernels/intrinsics.py",
+        "kernels/object_cache.py",
+        "kernels/native/machine_code.py",
+    ),
     "mpi4py": ("transports/mpi/mpi_transport.py",),
     "scipy": ("primitives/special.py",),
     "cupy": ("transports/nccl/", "transports/cuda/", "platforms/gpu/"),

@@ -35,6 +35,7 @@ SHARED = {
     ),
     "the table of what is registered by name: NumPy's functions, algorithms": ({"ops.registry", "schedules.registry"},),
     "meshes, and where pickles of the first layout look for them": ({"mesh", "core.mesh"},),
+    "what is native: machine code without Numba, collectives of NCCL itself": ({"kernels.native", "transports.nccl.native"},),
     "a package and its main class": ({"schedules.streams", "schedules.streams.streams"},),
 }
 """The meaning that modules of one name share -> the modules. All other modules have names of their own."""

@@ -1,0 +1,308 @@
+"""A writer of LLVM's language for one kernel: straight-line arithmetic on vectors of a fixed number of lanes.
+
+**Lanes.** A vector always has `LANES` elements, whatever the processor. LLVM splits it into the registers that there are. So
+sums by lanes have one order everywhere.
+
+**Same bits.** Each instruction is an operation of IEEE 754 with one correct result. No flag allows LLVM to change one: it never
+contracts a product and a sum, and `fma` is explicit. No pass of LLVM runs on the text.
+
+**Tails.** The elements behind the last whole vector are copied to a buffer on the stack, and computed by the same instructions.
+So a kernel has one body. Masked loads and stores would need none of these copies. But AVX2 has none for 8 and 16 bits, and LLVM
+makes a branch for each lane instead.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+
+__all__ = ["LANES", "KernelText", "Value", "bits_of_double", "elementwise"]
+
+LANES = 32
+"""The elements of each vector. It is part of what a program computes: it never follows the processor."""
+
+_BYTES = {"float": 4, "double": 8, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "half": 2, "bfloat": 2}
+_INTEGER_OF = {"float": "i32", "double": "i64"}
+
+
+def _literal(kind: str, number: float) -> str:
+    """Return a number as LLVM writes it: floats by the bits of a double, exactly."""
+    if kind in ("float", "double"):
+        if kind == "float":
+            (number,) = struct.unpack("<f", struct.pack("<f", number))
+        return bits_of_double(number)
+    return str(int(number))
+
+
+def bits_of_double(number: float) -> str:
+    """Return a float as LLVM writes it, exactly."""
+    return f"0x{struct.unpack('<Q', struct.pack('<d', number))[0]:016X}"
+
+
+class Value:
+    """A vector in a kernel: `LANES` elements of one kind ("float", "double", "i32", "i64", "i1"). Operators emit instructions.
+
+    Numbers beside a vector become vectors of its kind.
+    """
+
+    __slots__ = ("kernel", "kind", "name")
+
+    def __init__(self, kernel: KernelText, kind: str, name: str):
+        self.kernel, self.kind, self.name = kernel, kind, name
+
+    @property
+    def type(self) -> str:
+        """The type in LLVM's language."""
+        return f"<{self.kernel.lanes} x {self.kind}>"
+
+    def __repr__(self) -> str:
+        return f"{self.type} {self.name}"
+
+    def _binary(self, operation: str, other: Value | float, swapped: bool = False) -> Value:
+        left, right = self, self.like(other)
+        if swapped:
+            left, right = right, left
+        return self.kernel.emit(self.kind, f"{operation} {self.type} {left.name}, {right.name}")
+
+    def like(self, other: Value | float) -> Value:
+        """Return `other` as a vector of this one's kind."""
+        if isinstance(other, Value):
+            if other.kind != self.kind:
+                raise TypeError(f"a kernel combines {self.kind} and {other.kind}: convert one of them")
+            return other
+        return self.kernel.constant(self.kind, other)
+
+    @property
+    def is_float(self) -> bool:
+        """True for floats, False for integers and predicates."""
+        return self.kind in _INTEGER_OF
+
+    def __add__(self, other: Value | float) -> Value:
+        return self._binary("fadd" if self.is_float else "add", other)
+
+    def __radd__(self, other: float) -> Value:
+        return self._binary("fadd" if self.is_float else "add", other, swapped=True)
+
+    def __sub__(self, other: Value | float) -> Value:
+        return self._binary("fsub" if self.is_float else "sub", other)
+
+    def __rsub__(self, other: float) -> Value:
+        return self._binary("fsub" if self.is_float else "sub", other, swapped=True)
+
+    def __mul__(self, other: Value | float) -> Value:
+        return self._binary("fmul" if self.is_float else "mul", other)
+
+    def __rmul__(self, other: float) -> Value:
+        return self._binary("fmul" if self.is_float else "mul", other, swapped=True)
+
+    def __truediv__(self, other: Value | float) -> Value:
+        return self._binary("fdiv", other)
+
+    def __rtruediv__(self, other: float) -> Value:
+        return self._binary("fdiv", other, swapped=True)
+
+    def __neg__(self) -> Value:
+        return self.kernel.emit(self.kind, f"fneg {self.type} {self.name}") if self.is_float else 0 - self
+
+    def __and__(self, other: Value | int) -> Value:
+        return self._binary("and", other)
+
+    def __or__(self, other: Value | int) -> Value:
+        return self._binary("or", other)
+
+    def __xor__(self, other: Value | int) -> Value:
+        return self._binary("xor", other)
+
+    def __lshift__(self, count: int) -> Value:
+        return self._binary("shl", count)
+
+    def __rshift__(self, count: int) -> Value:
+        """Shift with the sign."""
+        return self._binary("ashr", count)
+
+    def compare(self, relation: str, other: Value | float) -> Value:
+        """Return a predicate. `relation` is LLVM's: "olt", "oeq", "uno", ... for floats, and "slt", "eq", ... for integers."""
+        right = self.like(other)
+        name = "fcmp" if self.is_float else "icmp"
+        return self.kernel.emit("i1", f"{name} {relation} {self.type} {self.name}, {right.name}")
+
+    def __lt__(self, other: Value | float) -> Value:
+        return self.compare("olt" if self.is_float else "slt", other)
+
+    def __gt__(self, other: Value | float) -> Value:
+        return self.compare("ogt" if self.is_float else "sgt", other)
+
+    def __le__(self, other: Value | float) -> Value:
+        return self.compare("ole" if self.is_float else "sle", other)
+
+    def __ge__(self, other: Value | float) -> Value:
+        return self.compare("oge" if self.is_float else "sge", other)
+
+    def choose(self, yes: Value, no: Value | float) -> Value:
+        """Return `yes` where this predicate holds, and `no` elsewhere."""
+        no = yes.like(no)
+        return self.kernel.emit(yes.kind, f"select {self.type} {self.name}, {yes.type} {yes.name}, {no.type} {no.name}")
+
+    def bits(self) -> Value:
+        """Return the bits of floats as integers."""
+        return self.convert("bitcast", _INTEGER_OF[self.kind])
+
+    def as_floats(self) -> Value:
+        """Return the floats that have these bits."""
+        return self.convert("bitcast", {"i32": "float", "i64": "double"}[self.kind])
+
+    def convert(self, operation: str, kind: str) -> Value:
+        """Return the result of one of LLVM's conversions: "bitcast", "sitofp", "fpext", "fptrunc", "sext", ..."""
+        return self.kernel.emit(kind, f"{operation} {self.type} {self.name} to <{self.kernel.lanes} x {kind}>")
+
+    def call(self, intrinsic: str, *others: Value | float) -> Value:
+        """Return the result of one of LLVM's intrinsics on vectors of this kind, such as "sqrt"."""
+        operands = [self, *map(self.like, others)]
+        suffix = self.kind.replace("float", "f32").replace("double", "f64")
+        return self.kernel.call(self.kind, f"llvm.{intrinsic}.v{self.kernel.lanes}{suffix}", operands)
+
+    def fma(self, factor: Value | float, addend: Value | float) -> Value:
+        """Return self x factor + addend, rounded once."""
+        return self.call("fma", factor, addend)
+
+    def abs(self) -> Value:
+        """Return the absolute values of floats."""
+        return self.call("fabs")
+
+    def with_sign_of(self, other: Value) -> Value:
+        """Return floats with these absolute values, and the signs of `other`."""
+        return self.call("copysign", other)
+
+
+class KernelText:
+    """The text of one kernel while it is written: a function of pointers and a number of elements, which returns nothing.
+
+    `parameters` are its operands: name -> kind of its elements.
+    """
+
+    def __init__(self, name: str, lanes: int = LANES):
+        self.name, self.lanes = name, lanes
+        self._lines: list[str] = []
+        self._entry: list[str] = []
+        """Lines of the entry block: memory on the stack, of a fixed size."""
+        self._declared: dict[str, str] = {}
+        self._support: dict[str, str] = {}
+        """Functions and tables beside the kernel, by name."""
+        self._number = 0
+
+    def new_name(self) -> str:
+        """Return a name that no other value has."""
+        self._number += 1
+        return f"%v{self._number}"
+
+    def emit(self, kind: str, instruction: str) -> Value:
+        """Append an instruction, and return its result."""
+        name = self.new_name()
+        self._lines.append(f"  {name} = {instruction}")
+        return Value(self, kind, name)
+
+    def line(self, text: str) -> None:
+        """Append a line as it is."""
+        self._lines.append(text)
+
+    def constant(self, kind: str, number: float) -> Value:
+        """Return a vector of equal numbers. It takes no instruction of its own."""
+        return Value(self, kind, f"splat ({kind} {_literal(kind, number)})")
+
+    def call(self, kind: str, function: str, operands: Sequence[Value]) -> Value:
+        """Append a call of an intrinsic, and declare it."""
+        result = f"<{self.lanes} x {kind}>"
+        self._declared[function] = f"declare {result} @{function}({', '.join(v.type for v in operands)})"
+        return self.emit(kind, f"call {result} @{function}({', '.join(map(repr, operands))})")
+
+    def stack(self, kind: str) -> str:
+        """Return the address of a buffer of one vector on the stack."""
+        name = self.new_name()
+        self._entry.append(f"  {name} = alloca <{self.lanes} x {kind}>, align 64")
+        return name
+
+    def support(self, name: str, text: str) -> None:
+        """Add a function or a table beside the kernel, once."""
+        self._support[name] = text
+
+    def load(self, kind: str, pointer: str) -> Value:
+        """Return the vector at an address, which has the alignment of its elements."""
+        return self.emit(kind, f"load <{self.lanes} x {kind}>, ptr {pointer}, align {_BYTES[kind]}")
+
+    def store(self, value: Value, pointer: str) -> None:
+        """Write a vector to an address, which has the alignment of its elements."""
+        self.line(f"  store {value!r}, ptr {pointer}, align {_BYTES[value.kind]}")
+
+    def text(self, signature: str) -> str:
+        """Return the text of the whole module."""
+        parts = [
+            *self._declared.values(),
+            *self._support.values(),
+            f"define void @{self.name}({signature}) nounwind {{",
+            "entry:",
+            *self._entry,
+            *self._lines,
+            "}",
+        ]
+        return "\n".join(parts) + "\n"
+
+
+def _copy_loop(kernel: KernelText, label: str, then: str, count: str, pairs: Sequence[tuple[str, str, str]]) -> None:
+    """Append a loop that copies `count` elements, one or more, for each (kind, from, to), and goes on at `then`."""
+    k, following, more = kernel.new_name(), kernel.new_name(), kernel.new_name()
+    before = kernel.new_name()[1:]
+    kernel.line(f"{label}:\n  br label %{before}\n{before}:\n  {k} = phi i64 [ 0, %{label} ], [ {following}, %{before} ]")
+    for kind, source, target in pairs:
+        a, b, v = (kernel.new_name() for _ in range(3))
+        kernel.line(f"  {a} = getelementptr {kind}, ptr {source}, i64 {k}\n  {v} = load {kind}, ptr {a}")
+        kernel.line(f"  {b} = getelementptr {kind}, ptr {target}, i64 {k}\n  store {kind} {v}, ptr {b}")
+    kernel.line(f"  {following} = add i64 {k}, 1\n  {more} = icmp slt i64 {following}, {count}")
+    kernel.line(f"  br i1 {more}, label %{before}, label %{then}")
+
+
+def elementwise(
+    name: str, operands: Sequence[str], results: Sequence[str], body: Callable[..., Sequence[Value]], lanes: int = LANES
+) -> str:
+    """Return the text of a kernel that computes results element by element.
+
+    Its function takes the address of each operand and of each result, and the number of elements. All are contiguous. A result
+    may be written to the memory of an operand: a block's operands are read before its results are written.
+
+    Args:
+        name: The function's name.
+        operands: The kind of each operand's elements.
+        results: The kind of each result's elements.
+        body: Takes a vector of each operand, and returns one for each result.
+        lanes: The elements of a vector.
+    """
+    kernel = KernelText(name, lanes)
+    kinds = [*operands, *results]
+    buffers = [kernel.stack(kind) for kind in kinds]
+    inputs = range(len(operands))
+    kernel.line("  br label %head")
+    kernel.line("head:\n  %i = phi i64 [ 0, %entry ], [ %next, %step ]")
+    kernel.line("  %left = sub i64 %n, %i\n  %any = icmp sgt i64 %left, 0\n  br i1 %any, label %begin, label %exit")
+    kernel.line("begin:")
+    for k, kind in enumerate(kinds):
+        kernel.line(f"  %p{k} = getelementptr {kind}, ptr %a{k}, i64 %i")
+    kernel.line(f"  %whole = icmp sge i64 %left, {lanes}\n  br i1 %whole, label %body, label %clear")
+    kernel.line("clear:")  # the lanes behind the end compute something, too: let it be quick
+    for k in inputs:
+        kernel.line(f"  store <{lanes} x {kinds[k]}> zeroinitializer, ptr {buffers[k]}, align 64")
+    kernel.line("  br label %fill")
+    _copy_loop(kernel, "fill", "filled", "%left", [(kinds[k], f"%p{k}", buffers[k]) for k in inputs])
+    kernel.line("filled:\n  br label %body")
+    kernel.line("body:")
+    for k in range(len(kinds)):
+        kernel.line(f"  %q{k} = phi ptr [ %p{k}, %begin ], [ {buffers[k]}, %filled ]")
+    values = body(*(kernel.load(kinds[k], f"%q{k}") for k in inputs))
+    for k, value in enumerate(values, len(operands)):
+        if value.kind != kinds[k]:
+            raise TypeError(f"result {k - len(operands)} of {name} is {value.kind}, and should be {kinds[k]}")
+        kernel.store(value, f"%q{k}")
+    kernel.line("  br i1 %whole, label %step, label %drain")
+    outputs = range(len(operands), len(kinds))
+    _copy_loop(kernel, "drain", "exit", "%left", [(kinds[k], buffers[k], f"%p{k}") for k in outputs])
+    kernel.line(f"step:\n  %next = add i64 %i, {lanes}\n  br label %head")
+    kernel.line("exit:\n  ret void")
+    return kernel.text(", ".join([*(f"ptr %a{k}" for k in range(len(kinds))), "i64 %n"]))

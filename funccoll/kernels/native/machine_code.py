@@ -1,0 +1,72 @@
+"""Machine code of kernels' texts, by LLVM's code generator alone. A file keeps it for later processes (`object_cache`)."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from typing import Any
+
+__all__ = ["LEVELS", "address_of", "object_code", "processor_level", "why_not"]
+
+LEVELS = "x86-64-v3", "x86-64-v4"
+"""The kinds of processors for which there is code. Both have FMA; plain x86-64 would call a function for each element."""
+
+
+def _binding() -> Any:
+    import llvmlite.binding  # here: it takes 50 ms
+
+    return llvmlite.binding
+
+
+@functools.cache
+def _target_machine(cpu: str) -> Any:
+    from ..object_cache import initialize
+
+    initialize()
+    target = _binding().Target.from_triple(_binding().get_process_triple())
+    # Level 1 of the code generator: higher ones take longer, and give no faster code.
+    return target.create_target_machine(cpu=cpu, features="", opt=1, codemodel="jitdefault", jit=True)
+
+
+@functools.cache
+def processor_level() -> str | None:
+    """Return the best of `LEVELS` that this processor runs; None if it runs none."""
+    binding = _binding()
+    if not binding.get_process_triple().startswith("x86_64"):
+        return None
+    found = binding.get_host_cpu_features()
+    if not all(found.get(f) for f in ("avx", "avx2", "fma", "bmi", "bmi2", "f16c", "lzcnt", "movbe")):
+        return None
+    wide = all(found.get(f) for f in ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"))
+    return LEVELS[1] if wide else LEVELS[0]
+
+
+@functools.cache
+def why_not() -> str | None:
+    """Return why this process computes without these kernels; None if it can have them."""
+    try:
+        binding = _binding()
+    except ImportError:
+        return "llvmlite is not installed"
+    if binding.llvm_version_info < (19,):  # `splat` in the language
+        return f"llvmlite has LLVM {'.'.join(map(str, binding.llvm_version_info))}, and kernels need 19"
+    if processor_level() is None:
+        return "the processor is not an x86-64 with AVX2 and FMA"
+    return None
+
+
+def object_code(text: str, cpu: str) -> bytes:
+    """Compile a kernel's text for a processor. Nothing is kept."""
+    binding, machine = _binding(), _target_machine(cpu)
+    return machine.emit_object(binding.parse_assembly(text))
+
+
+def address_of(text: str, symbol: str, cpu: str | None = None) -> int:
+    """Return the address of a function of a text, compiled now or by an earlier process."""
+    from .. import object_cache
+
+    cpu = cpu or processor_level()
+    if cpu is None:
+        raise NotImplementedError(why_not())
+    name = f"native-{cpu}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+    return object_cache.load(*object_cache.kept(name, lambda: (symbol, object_code(text, cpu))))
