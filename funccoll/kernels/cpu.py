@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from . import stream_interpreter
+from .builtin_functions import METH_NOARGS, MethodDefinition, define, new_function
 from .kernel_context import CONTEXT
 from .object_cache import address_of, builtin_of
 from .variants import variant
@@ -48,31 +49,11 @@ def interpreter(context: int, records: bool = False) -> Callable[[], int]:
 
     It writes the status to the context, too. `records` chooses the variant that writes a row for each instruction.
     """
-    return _new_function(ctypes.byref(_interpreter(records)), context, None)
-
-
-_new_function: Any = ctypes.pythonapi["PyCFunction_NewEx"]  # this object of it, so that other users' argument types stay theirs
-_new_function.argtypes, _new_function.restype = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p], ctypes.py_object
-_METH_NOARGS = 4
-
-
-class _MethodDef(ctypes.Structure):
-    """Python's PyMethodDef."""
-
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("function", ctypes.c_void_p),
-        ("flags", ctypes.c_int),
-        ("doc", ctypes.c_char_p),
-    )
-
-
-_DEFINITIONS: list[_MethodDef] = []
-"""Kept as long as the process lives: builtin functions point to them. (Two threads may make one at the same time.)"""
+    return new_function(_interpreter(records), context)
 
 
 @functools.lru_cache(maxsize=2)
-def _interpreter(records: bool) -> _MethodDef:
+def _interpreter(records: bool) -> MethodDefinition:
     name = "interpret_cpu_recording" if records else "interpret_cpu"
 
     def build() -> tuple[Any, Any]:
@@ -87,9 +68,7 @@ def _interpreter(records: bool) -> _MethodDef:
         return made, types.int64(types.int64)
 
     address = builtin_of(name, build, CONTEXT.status)
-    text = b"Run a plan from the PC in its context; returns the status."
-    _DEFINITIONS.append(_MethodDef(name.encode(), address, _METH_NOARGS, text))
-    return _DEFINITIONS[-1]
+    return define(name, address, METH_NOARGS, "Run a plan from the PC in its context; returns the status.")
 
 
 @functools.cache

@@ -79,12 +79,12 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "schedules.model": (("topology",), ("cost",), ("event_loop", "select", "simulation"), ("explanation", "simulate")),
     "kernels": (
-        ("kernel_context", "variants", "intrinsics", "conversions"),
+        ("builtin_functions", "kernel_context", "variants", "intrinsics", "conversions"),
         ("direct_reads", "stream_interpreter", "reductions", "block"),
         ("cpu_fold", "object_cache", "cuda_intrinsics", "cuda_toolkit"), ("native", "optimizer_step"), ("cpu", "cuda_compiler"),
         ("cuda", "cuda_compute"),
     ),
-    "kernels.native": (("ir_text", "machine_code"), ("elementary",)),
+    "kernels.native": (("ir_text", "machine_code"), ("elementary", "fast_call")),
     "arrays": (("array_layout", "array_operators", "shared_mapping", "value_hash"), ("array",), ("array_like",)),
     "platforms": (
         ("blas", "device", "float_environment", "free_list", "fused_step"), ("array_library",), ("gpu", "host_device"),

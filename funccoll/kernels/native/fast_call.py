@@ -1,0 +1,72 @@
+"""Calls of kernels from Python: a function of arrays, in LLVM's language, which calls a kernel with their addresses.
+
+Such a call takes 0.05 µs more than the kernel. By ctypes it would take 0.6, and 3 if Python read the addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..builtin_functions import METH_FASTCALL, define, new_function
+from . import machine_code
+
+__all__ = ["call_text", "function_of"]
+
+_DATA, _FLAGS = 16, 64
+"""Where an array has the address of its elements and its flags (NumPy's PyArrayObject_fields)."""
+_CONTIGUOUS, _ALIGNED, _WRITEABLE = 0x1, 0x100, 0x400
+_API = """\
+declare void @Py_IncRef(ptr)
+declare i32 @PyErr_BadArgument()
+declare ptr @PyEval_SaveThread()
+declare void @PyEval_RestoreThread(ptr)
+"""
+
+
+def call_text(kernel: str, operands: int, results: int, elements: int, releases_gil: bool) -> str:
+    """Return the text of `<kernel>_call`, a function with METH_FASTCALL that takes arrays and returns the last one.
+
+    The arrays are those of the operands, then those of the results. Their types are not checked: the caller knows them. An
+    array that is not contiguous, or not aligned, raises TypeError, and so does a result that is read-only. The caller runs in
+    the default floating-point environment (`platforms/float_environment`).
+
+    Args:
+        kernel: The kernel's name. The module has its text, too.
+        operands: The number of operands.
+        results: The number of results, one or more.
+        elements: The number of elements, which the kernel gets after the addresses.
+        releases_gil: Other threads run meanwhile. It takes 0.05 µs.
+    """
+    count = operands + results
+    lines = [f"define ptr @{kernel}_call(ptr %self, ptr %arrays, i64 %given) {{"]
+    lines.append(f"  %fits = icmp eq i64 %given, {count}\n  br i1 %fits, label %array0, label %bad")
+    for k in range(count):
+        wanted = _CONTIGUOUS | _ALIGNED | (_WRITEABLE if k >= operands else 0)
+        lines += [
+            f"array{k}:",
+            f"  %place{k} = getelementptr ptr, ptr %arrays, i64 {k}",
+            f"  %object{k} = load ptr, ptr %place{k}",
+            f"  %flagged{k} = getelementptr i8, ptr %object{k}, i64 {_FLAGS}",
+            f"  %flags{k} = load i32, ptr %flagged{k}",
+            f"  %known{k} = and i32 %flags{k}, {wanted}",
+            f"  %good{k} = icmp eq i32 %known{k}, {wanted}",
+            f"  br i1 %good{k}, label %{f'array{k + 1}' if k + 1 < count else 'run'}, label %bad",
+        ]
+    lines.append("run:")
+    for k in range(count):
+        lines.append(f"  %pointed{k} = getelementptr i8, ptr %object{k}, i64 {_DATA}")
+        lines.append(f"  %data{k} = load ptr, ptr %pointed{k}")
+    call = f"  call void @{kernel}({', '.join(f'ptr %data{k}' for k in range(count))}, i64 {elements})"
+    if releases_gil:
+        call = f"  %state = call ptr @PyEval_SaveThread()\n{call}\n  call void @PyEval_RestoreThread(ptr %state)"
+    last = f"%object{count - 1}"
+    lines += [call, f"  call void @Py_IncRef(ptr {last})\n  ret ptr {last}"]
+    lines.append("bad:\n  %ignored = call i32 @PyErr_BadArgument()\n  ret ptr null\n}")
+    return _API + "\n".join(lines) + "\n"
+
+
+def function_of(kernel: str, text: str, cpu: str | None = None) -> Callable[..., Any]:
+    """Return the Python function `<kernel>_call` of a text. It is compiled now, or was by an earlier process."""
+    name = f"{kernel}_call"
+    return new_function(define(name, machine_code.address_of(text, name, cpu), METH_FASTCALL, "A compiled kernel of arrays."))
