@@ -1,4 +1,4 @@
-"""Elementary functions of float32 vectors, as polynomials with explicit fused multiply-adds.
+"""Elementary functions of float32 and float64 vectors, as polynomials with explicit fused multiply-adds.
 
 Each has one result for each input, on every processor. They are right for NaN, infinities, zeros of both signs, subnormal
 numbers, and results that overflow or underflow. Bounds of their errors are in `ULP`, and tests measure them.
@@ -6,7 +6,7 @@ numbers, and results that overflow or underflow. Bounds of their errors are in `
 A branch costs more than what it saves, because lanes differ. So each function computes all its cases, and chooses by lanes.
 Only large angles are reduced lane by lane, by the method of Payne and Hanek (1983).
 
-The coefficients are weighted minimax fits, rounded to float32 one after the other, from the lowest power on.
+The coefficients are weighted minimax fits, rounded one after the other, from the lowest power on.
 """
 
 from __future__ import annotations
@@ -14,30 +14,104 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from .ir_text import KernelText, Value, bits_of_double
 
 __all__ = ["FUNCTIONS", "ULP", "cos", "erf", "exp", "expm1", "log", "log1p", "reciprocal", "sigmoid", "sin", "sqrt", "tanh"]
 
-_LN2_HIGH, _LN2_LOW = float.fromhex("0x1.62e400p-1"), float.fromhex("0x1.7f7d1cp-20")
-"""ln 2 in two parts. The product of the first with any exponent is exact."""
-_LOG2_E = float.fromhex("0x1.715476p+0")
-_ROUND = 1.5 * 2.0**23
-"""A number whose sum with a small one is an integer in the last bits."""
-_HIDDEN = 0x4B400000
-"""Its bits."""
-_INFINITY, _NAN = float("inf"), float("nan")
-_LEAST_NORMAL = 2.0**-126
 
-# exp(r) = 1 + r + r² EXP(r), |r| <= ln 2 / 2
-_EXP = "0x1.fffffcp-2", "0x1.555490p-3", "0x1.5558a8p-5", "0x1.123b10p-7", "0x1.6a58e8p-10"
-# log(1 + f) = f + f² LOG(f), |f| <= 1/3
-_LOG = (
-    "-0x1p-1", "0x1.555504p-2", "-0x1.fffefep-3", "0x1.99d12ep-3", "-0x1.559bb0p-3", "0x1.1ec76ap-3", "-0x1.f34570p-4",
-    "0x1.1eb14ap-3", "-0x1.079f0cp-3",
-)  # fmt: skip
-# tanh(x) = x + x³ TANH(x²), |x| < 0.625
-_TANH = "-0x1.555554p-2", "0x1.11107ap-3", "-0x1.b9f194p-5", "0x1.63a66ap-6", "-0x1.0c670ap-7", "0x1.1a4f84p-9"
+@dataclass(frozen=True)
+class _Format:
+    """Constants of the functions for one kind of floats.
+
+    - `mantissa`, `bias`: bits of the mantissa, and the bias of the exponent.
+    - `ln2`: ln 2 in two parts. The product of the first with any exponent is exact.
+    - `exp_range`: the range of arguments outside of which exp is 0 or infinite.
+    - `expm1_low`: an argument below which expm1 is -1.
+    - `tanh_one`: an argument above which tanh is 1.
+    - `exp`: exp(r) = 1 + r + r² EXP(r), |r| <= ln 2 / 2.
+    - `log`: for float32, log(1 + f) = f + f² LOG(f), |f| <= 1/3. For float64, log(1 + f) = 2s + s z LOG(z) with s = f / (2 + f)
+      and z = s².
+    - `tanh`: tanh(x) = x + x³ TANH(x²), |x| < 0.625.
+    """
+
+    mantissa: int
+    bias: int
+    ln2: tuple[str, str]
+    exp_range: tuple[float, float]
+    expm1_low: float
+    tanh_one: float
+    exp: tuple[str, ...]
+    log: tuple[str, ...]
+    tanh: tuple[str, ...]
+
+    @property
+    def least_normal(self) -> float:
+        """The least normal number."""
+        return 2.0 ** (1 - self.bias)
+
+    @property
+    def identity_below(self) -> float:
+        """A number below which x and functions like sin(x) are equal."""
+        return 2.0 ** -(self.mantissa + 2)
+
+    @property
+    def round(self) -> float:
+        """A number whose sum with a small one is an integer in the last bits."""
+        return 1.5 * 2.0**self.mantissa
+
+    @property
+    def round_bits(self) -> int:
+        """The bits of `round`."""
+        return ((self.bias + self.mantissa) << self.mantissa) + (1 << (self.mantissa - 1))
+
+    @property
+    def one_bits(self) -> int:
+        """The bits of 1."""
+        return self.bias << self.mantissa
+
+    @property
+    def two_thirds_bits(self) -> int:
+        """The bits of 2/3, rounded up."""
+        return ((self.bias - 1) << self.mantissa) + -(-(1 << self.mantissa) // 3)
+
+
+# fmt: off
+_FORMATS = {
+    "float": _Format(
+        mantissa=23, bias=127, ln2=("0x1.62e400p-1", "0x1.7f7d1cp-20"), exp_range=(-104.0, 89.0),
+        expm1_low=-20.0, tanh_one=10.0,
+        exp=("0x1.fffffcp-2", "0x1.555490p-3", "0x1.5558a8p-5", "0x1.123b10p-7", "0x1.6a58e8p-10"),
+        log=(
+            "-0x1p-1", "0x1.555504p-2", "-0x1.fffefep-3", "0x1.99d12ep-3", "-0x1.559bb0p-3", "0x1.1ec76ap-3", "-0x1.f34570p-4",
+            "0x1.1eb14ap-3", "-0x1.079f0cp-3",
+        ),
+        tanh=("-0x1.555554p-2", "0x1.11107ap-3", "-0x1.b9f194p-5", "0x1.63a66ap-6", "-0x1.0c670ap-7", "0x1.1a4f84p-9"),
+    ),
+    "double": _Format(
+        mantissa=52, bias=1023, ln2=("0x1.62e42fefa3800p-1", "0x1.ef35793c76730p-45"), exp_range=(-746.0, 710.0),
+        expm1_low=-50.0, tanh_one=20.0,
+        exp=(
+            "0x1p-1", "0x1.555555555555bp-3", "0x1.5555555555539p-5", "0x1.111111110edaep-7", "0x1.6c16c16c2341ep-10",
+            "0x1.a01a01b315dbep-13", "0x1.a01a0164f1f07p-16", "0x1.71ddf0f9c599dp-19", "0x1.27e56670bf57ap-22",
+            "0x1.af6aa4f18b3a2p-26", "0x1.1ea0e4291f46ap-29",
+        ),
+        log=(
+            "0x1.555555555554fp-1", "0x1.999999999c17cp-2", "0x1.24924921e40fap-2", "0x1.c71c7490022cbp-3",
+            "0x1.745c4ac94f7f3p-3", "0x1.3b35c3797b7efp-3", "0x1.0dcb6306ded0cp-3", "0x1.1b830f925733fp-3",
+        ),
+        tanh=(
+            "-0x1.5555555555552p-2", "0x1.1111111110c54p-3", "-0x1.ba1ba1b9d1b8dp-5", "0x1.664f4870cacacp-6",
+            "-0x1.226e32d0871bap-7", "0x1.d6d35a5ba8f41p-9", "-0x1.7d9c34c028bf3p-10", "0x1.350b9515491fep-11",
+            "-0x1.f113dc2ae1579p-13", "0x1.801d641b1751fp-14", "-0x1.faccab65fc6ecp-16", "0x1.961158eb9eb85p-18",
+        ),
+    ),
+}
+# fmt: on
+_LOG2_E = float.fromhex("0x1.71547652b82fep+0")
+_INFINITY, _NAN = float("inf"), float("nan")
+
 # erf(x) = x + x ERF(x²), |x| < 0.9277; 1 - exp(-x - x ERF_TAIL(x)) up to 4
 _ERF = (
     "0x1.06eba8p-3", "-0x1.812742p-2", "0x1.ce2deep-4", "-0x1.b80d1ep-6", "0x1.54be64p-8", "-0x1.aa0342p-11", "0x1.5c4738p-14",
@@ -51,6 +125,10 @@ _SMALL_ANGLE = 3e4
 """Up to here three parts of π/2 suffice for the reduction."""
 
 
+def _format(x: Value) -> _Format:
+    return _FORMATS[x.kind]
+
+
 def _polynomial(x: Value, coefficients: Sequence[str]) -> Value:
     """Return the sum of c[k] x^k, by Horner's rule."""
     *lower, last = map(float.fromhex, coefficients)
@@ -60,9 +138,10 @@ def _polynomial(x: Value, coefficients: Sequence[str]) -> Value:
     return result
 
 
-def _power_of_two(n: Value) -> Value:
-    """Return 2^n for integers with -127 < n < 128."""
-    return ((n + 127) << 23).as_floats()
+def _power_of_two(n: Value, like: Value) -> Value:
+    """Return 2^n for integers that are exponents of normal numbers."""
+    form = _format(like)
+    return ((n + form.bias) << form.mantissa).as_floats()
 
 
 def _clamp(x: Value, low: float, high: float) -> Value:
@@ -72,87 +151,109 @@ def _clamp(x: Value, low: float, high: float) -> Value:
 
 
 def _nearest(x: Value, factor: float) -> tuple[Value, Value]:
-    """Return the integers nearest to x * factor, as floats and as integers. For |x * factor| < 2^22."""
-    shifted = x.fma(factor, _ROUND)
-    return shifted - _ROUND, shifted.bits() - _HIDDEN
+    """Return the integers nearest to x * factor, as floats and as integers. For |x * factor| < 2^(mantissa - 1)."""
+    form = _format(x)
+    shifted = x.fma(factor, form.round)
+    return shifted - form.round, shifted.bits() - form.round_bits
 
 
 def _exp_parts(x: Value) -> tuple[Value, Value]:
     """Return (p, n) with e^x = p 2^n, n integers."""
     n, exponent = _nearest(x, _LOG2_E)
-    r = n.fma(-_LN2_LOW, n.fma(-_LN2_HIGH, x))
-    return (r * r).fma(_polynomial(r, _EXP), r) + 1.0, exponent
+    high, low = map(float.fromhex, _format(x).ln2)
+    r = n.fma(-low, n.fma(-high, x))
+    return (r * r).fma(_polynomial(r, _format(x).exp), r) + 1.0, exponent
 
 
 def exp(x: Value) -> Value:
     """Return e^x."""
-    power, exponent = _exp_parts(_clamp(x, -104.0, 89.0))  # beyond, the result is 0 or infinity
-    half = exponent >> 1  # in two steps: 2^128 and 2^-150 are not normal numbers, and only the second step rounds
-    return power * _power_of_two(half) * _power_of_two(exponent - half)
+    power, exponent = _exp_parts(_clamp(x, *_format(x).exp_range))
+    half = exponent >> 1  # in two steps: the ends of the range are not normal numbers, and only the second step rounds
+    return power * _power_of_two(half, x) * _power_of_two(exponent - half, x)
 
 
 def _exp_of_small(x: Value) -> Value:
     """Return e^x for |x| < 87."""
     power, exponent = _exp_parts(x)
-    return power * _power_of_two(exponent)
+    return power * _power_of_two(exponent, x)
 
 
 def expm1(x: Value) -> Value:
     """Return e^x - 1, accurate near 0."""
-    bounded = _clamp(x, -20.0, 89.0)
+    form = _format(x)
+    bounded = _clamp(x, form.expm1_low, form.exp_range[1])
     n, exponent = _nearest(bounded, _LOG2_E)
-    high = n.fma(-_LN2_HIGH, bounded)  # exact
-    r = n.fma(-_LN2_LOW, high)
-    rest = n.fma(-_LN2_LOW, high - r)
-    tail = (r * r).fma(_polynomial(r, _EXP), rest)  # e^r - 1 = r + tail
-    scale = _power_of_two(exponent - 1)  # half of it: 2^128 is not a float
+    ln2_high, ln2_low = map(float.fromhex, form.ln2)
+    high = n.fma(-ln2_high, bounded)  # exact
+    r = n.fma(-ln2_low, high)
+    rest = n.fma(-ln2_low, high - r)
+    tail = (r * r).fma(_polynomial(r, form.exp), rest)  # e^r - 1 = r + tail
+    scale = _power_of_two(exponent - 1, x)  # half of it: the largest power is not a float
     offset = scale - 0.5
     total = scale.fma(r, offset)
     lost = scale.fma(r, offset - total)
     result = (total + scale.fma(tail, lost)) * 2.0
-    return (x.abs() < 2.0**-25).choose(x, result)
+    return (x.abs() < form.identity_below).choose(x, result)
 
 
-def _log(f: Value, k: Value) -> Value:
-    """Return log(1 + f) + k ln 2, for |f| <= 1/3 and floats k that are integers. If k is not 0, |k ln 2| is more than |f|."""
-    whole = k * _LN2_HIGH  # exact
+def _exponent_bits(x: Value) -> Value:
+    """Return the bits of an exponent k, in their place: x / 2^k is in [2/3, 4/3)."""
+    form = _format(x)
+    return (x.bits() - form.two_thirds_bits) & -(1 << form.mantissa)
+
+
+def _log(f: Value, exponent: Value) -> tuple[Value, Value]:
+    """Return log(1 + f) + k ln 2 as a sum of two, for |f| <= 1/3 and the bits of k.
+
+    |k ln 2| is more than |f| unless k is 0.
+    """
+    form = _format(f)
+    high, low = map(float.fromhex, form.ln2)
+    k = ((exponent >> form.mantissa) + form.round_bits).as_floats() - form.round  # few processors convert 64-bit integers
+    whole = k * high  # exact
     total = whole + f
-    lost = f - (total - whole)
-    return total + (f * f).fma(_polynomial(f, _LOG), k.fma(_LN2_LOW, lost))
+    lost = k.fma(low, f - (total - whole))
+    if f.kind == "float":
+        return total, (f * f).fma(_polynomial(f, form.log), lost)
+    s, half = f / (f + 2.0), f * f * 0.5  # as fdlibm: the polynomial above would have 20 terms
+    z = s * s
+    return total, s.fma(z.fma(_polynomial(z, form.log), half), -half) + lost
 
 
 def log(x: Value) -> Value:
     """Return the natural logarithm."""
-    tiny = x < _LEAST_NORMAL
-    scaled = tiny.choose(x * 2.0**23, x)
-    bits = scaled.bits()
-    exponent = (bits - 0x3F2AAAAB) & -0x800000  # of 2^k: scaled / 2^k is in [2/3, 4/3)
-    f = (bits - exponent).as_floats() - 1.0
-    k = exponent.convert("sitofp", "float") * 2.0**-23 + tiny.choose(x.like(-23.0), 0.0)
-    result = _log(f, k)
-    result = (x < _INFINITY).choose(result, x)  # infinity and NaN are their own logarithms
-    result = x.compare("olt", 0.0).choose(x.like(_NAN), result)
+    form = _format(x)
+    tiny = x < form.least_normal
+    scaled = tiny.choose(x * 2.0**form.mantissa, x)
+    exponent = _exponent_bits(scaled)
+    f = (scaled.bits() - exponent).as_floats() - 1.0
+    zero = exponent.like(0)
+    large, small = _log(f, exponent - tiny.choose(exponent.like(form.mantissa << form.mantissa), zero))
+    result = (x < _INFINITY).choose(large + small, x)  # infinity and NaN are their own logarithms
+    result = (x < 0.0).choose(x.like(_NAN), result)
     return x.compare("oeq", 0.0).choose(x.like(-_INFINITY), result)
 
 
 def log1p(x: Value) -> Value:
     """Return log(1 + x), accurate near 0."""
-    exponent = ((x + 1.0).bits() - 0x3F2AAAAB) & -0x800000
+    form = _format(x)
+    exponent = _exponent_bits(x + 1.0)
     scaled = (x.bits() - exponent).as_floats()  # x / 2^k
-    four = (0x40800000 - exponent).as_floats()  # 4 / 2^k, which is a normal number for all k
+    four = (form.one_bits + (2 << form.mantissa) - exponent).as_floats()  # 4 / 2^k, which is a normal number for all k
     f = scaled + four.fma(0.25, -1.0)
-    result = _log(f, exponent.convert("sitofp", "float") * 2.0**-23)
-    result = (x < _INFINITY).choose(result, x)
+    large, small = _log(f, exponent)
+    result = (x < _INFINITY).choose(large + small, x)
     result = (x < -1.0).choose(x.like(_NAN), result)
     result = x.compare("oeq", -1.0).choose(x.like(-_INFINITY), result)
-    return (x.abs() < 2.0**-25).choose(x, result)
+    return (x.abs() < form.identity_below).choose(x, result)
 
 
 def tanh(x: Value) -> Value:
     """Return the hyperbolic tangent."""
     a, s = x.abs(), x * x
-    small = (x * s).fma(_polynomial(s, _TANH), x)
-    bounded = (a > 10.0).choose(a.like(10.0), a)  # there the result is 1
+    small = (x * s).fma(_polynomial(s, _format(x).tanh), x)
+    one = _format(x).tanh_one
+    bounded = (a > one).choose(a.like(one), a)
     large = 1.0 - 2.0 / (_exp_of_small(bounded + bounded) + 1.0)
     return (a < 0.625).choose(small, large).with_sign_of(x)
 
@@ -309,19 +410,24 @@ exit:
 
 
 ULP = {
-    "cos": 1.5,
-    "erf": 1.0,
-    "exp": 1.01,
-    "expm1": 1.1,
-    "log": 0.75,
-    "log1p": 1.44,
-    "reciprocal": 0.5,
-    "sigmoid": 2.5,
-    "sin": 1.5,
-    "sqrt": 0.5,
-    "tanh": 1.3,
+    "float": {
+        "cos": 1.5,
+        "erf": 1.0,
+        "exp": 1.01,
+        "expm1": 1.1,
+        "log": 0.75,
+        "log1p": 1.44,
+        "reciprocal": 0.5,
+        "sigmoid": 2.5,
+        "sin": 1.5,
+        "sqrt": 0.5,
+        "tanh": 1.3,
+    },
+    "double": {"exp": 1.0, "expm1": 1.1, "log": 1.0, "log1p": 1.5, "reciprocal": 0.5, "sigmoid": 2.5, "sqrt": 0.5, "tanh": 1.5},
 }
-"""Bounds of the errors, in units in the last place of the exact result."""
+"""Kind of floats -> function -> a bound of its error, in units in the last place of the exact result.
+
+The functions that a kind lacks here are not written for it."""
 
 FUNCTIONS: dict[str, Callable[[Value], Value]] = {
     function.__name__: function for function in (cos, erf, exp, expm1, log, log1p, reciprocal, sigmoid, sin, sqrt, tanh)

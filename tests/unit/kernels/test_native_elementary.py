@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import math
 
 import numpy as np
@@ -20,6 +21,8 @@ pytestmark = pytest.mark.skipif(machine_code.why_not() is not None, reason=str(m
 
 BEST = machine_code.processor_level()
 LEVELS = machine_code.LEVELS[: machine_code.LEVELS.index(BEST) + 1] if BEST else ()
+KINDS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
+CASES = [(kind, name) for kind, names in ULP.items() for name in names]
 PLAIN = "x86-64"
 """No processor computes this way: FMA is a function of C's library here."""
 
@@ -33,33 +36,34 @@ def compiled(text, cpu=BEST or ""):
 
 
 @functools.cache
-def text_of(name):
-    return elementwise("kernel", ["float"], ["float"], lambda x: [FUNCTIONS[name](x)])
+def text_of(name, kind="float"):
+    return elementwise("kernel", [kind], [kind], lambda x: [FUNCTIONS[name](x)])
 
 
 def evaluate(name, x, cpu=BEST):
     out = np.empty_like(x)
-    compiled(text_of(name), cpu)(x.ctypes.data, out.ctypes.data, x.size)
+    compiled(text_of(name, KINDS[x.dtype]), cpu)(x.ctypes.data, out.ctypes.data, x.size)
     return out
 
 
 def exact(name, x):
-    """The function in float64, which is exact beside float32."""
+    """The function in twice as many bits, or 64 of the mantissa beside float64's 53."""
     with np.errstate(all="ignore"):
-        x = x.astype(np.float64)
+        x = x.astype(np.float64 if x.dtype == np.float32 else np.longdouble)
         if name == "erf":
             return np.fromiter(map(math.erf, x.tolist()), np.float64, x.size)
         if name == "sigmoid":
-            return 1.0 / (1.0 + np.exp(-x))
+            return 1 / (1 + np.exp(-x))
         return getattr(np, name)(x)
 
 
 def errors(found, wanted):
     """The errors in units in the last place of the exact results. inf for a wrong NaN, infinity or sign."""
+    limits = np.finfo(found.dtype)
     with np.errstate(all="ignore"):
-        rounded = wanted.astype(np.float32)
-        exponents = np.maximum(np.frexp(wanted)[1], -125) - 24
-        off = np.ldexp(np.abs(found.astype(np.float64) - wanted), -exponents)
+        rounded = wanted.astype(found.dtype)
+        exponents = np.maximum(np.frexp(wanted)[1], limits.minexp + 1) - (limits.nmant + 1)
+        off = np.ldexp(np.abs(found.astype(wanted.dtype) - wanted), -exponents).astype(np.float64)
     off[found == rounded] = np.where(np.isfinite(rounded), off, 0.0)[found == rounded]
     off[~np.isfinite(rounded) & (found != rounded)] = np.inf
     off[np.isnan(wanted)] = np.where(np.isnan(found), 0.0, np.inf)[np.isnan(wanted)]
@@ -73,40 +77,70 @@ def patterns(step):
         yield np.arange(first, min(first + (step << 20), 1 << 32), step, dtype=np.uint32).view(np.float32)
 
 
+def doubles(count):
+    """Random numbers of all exponents, of usual ones, and near 1."""
+    generator = np.random.default_rng(5)
+    bits = generator.integers(0, 1 << 64, count, dtype=np.uint64).view(np.float64)
+    usual = np.ldexp(generator.uniform(-1, 1, count), generator.integers(-60, 12, count))
+    yield np.concatenate([bits, usual, generator.uniform(-3, 3, count), 1 + generator.uniform(-0.5, 0.5, count)])
+
+
 def check(name, x):
+    bound = ULP[KINDS[x.dtype]][name]
     off = errors(evaluate(name, x), exact(name, x))
     worst = int(np.argmax(off))
-    assert off[worst] <= ULP[name], f"{name}({x[worst]!r}) has an error of {off[worst]} ulp"
+    assert off[worst] <= bound, f"{name}({x[worst]!r}) has an error of {off[worst]} ulp"
     return off[worst]
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_errors_of_a_sample(name):
-    found = max(check(name, x) for x in patterns(25_717))
-    assert found > 0.4 * ULP[name], f"{name}: the bound of {ULP[name]} says little about an error of {found}"
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_errors_of_a_sample(kind, name):
+    found = max(check(name, x) for x in (patterns(25_717) if kind == "float" else doubles(50_000)))
+    bound = ULP[kind][name]
+    assert found > 0.4 * bound, f"{name}: the bound of {bound} says little about an error of {found}"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_errors_of_every_257th_number(name):
-    for x in patterns(257):
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_errors_of_every_257th_number(kind, name):
+    for x in patterns(257) if kind == "float" else doubles(1_000_000):
         check(name, x)
 
 
-def specials():
-    tiny, least, large = np.float32(1e-45), np.finfo("f4").tiny, np.finfo("f4").max
-    places = [0.0, tiny, least - tiny, least, 2.0**-26, 2.0**-25, 2.0**-12, 0.5, 0.625, 2 / 3, 0.9277, 1.0, 4 / 3, 2.0, 4.0]
-    places += [9.0, 10.0, 17.3, 20.0, 87.3365, 88.37, 88.7228, 89.0, 103.9721, 104.0, 3e4, 2.0**22, 1e10, 1e38, large, np.inf]
+def specials(dtype):
+    limits = np.finfo(dtype)
+    tiny, least, large = limits.smallest_subnormal, limits.tiny, limits.max
+    places = [0.0, tiny, least - tiny, least, 2.0**-54, 2.0**-53, 2.0**-26, 2.0**-25, 2.0**-12, 0.5, 0.625, 2 / 3, 0.9277, 1.0]
+    places += [
+        4 / 3,
+        2.0,
+        4.0,
+        9.0,
+        10.0,
+        17.3,
+        20.0,
+        50.0,
+        87.3365,
+        88.37,
+        88.7228,
+        89.0,
+        103.9721,
+        104.0,
+        708.4,
+        709.78,
+        710.0,
+    ]
+    places += [745.13, 746.0, 3e4, 2.0**22, 1e10, 1e38, large, np.inf]
     places += [k * math.pi / 4 for k in range(1, 9)] + [22 * math.pi, 1e4 * math.pi]
-    numbers = np.array(places, np.float32)
+    numbers = np.array(places, dtype)
     with np.errstate(over="ignore"):
-        numbers = np.concatenate([numbers, *(np.nextafter(numbers, np.float32(to)) for to in (-np.inf, np.inf))])
-    return np.concatenate([numbers, -numbers, np.array([np.nan, -np.nan], np.float32)])
+        numbers = np.concatenate([numbers, *(np.nextafter(numbers, dtype(to)) for to in (-np.inf, np.inf))])
+    return np.concatenate([numbers, -numbers, np.array([np.nan, -np.nan], dtype)])
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_special_values(name):
-    check(name, specials())
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_special_values(kind, name):
+    check(name, specials(np.float32 if kind == "float" else np.float64))
 
 
 @pytest.mark.parametrize("name", ["sin", "tanh", "erf", "expm1", "log1p", "sqrt"])
@@ -130,11 +164,16 @@ def test_angles_near_multiples_of_a_right_angle():
         check(name, x)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_every_processor_gives_the_same_bits(name):
-    x = np.concatenate([specials(), np.concatenate([*patterns(1_000_003)])])
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_every_processor_gives_the_same_bits(kind, name):
+    dtype, numbers = (np.float32, patterns(1_000_003)) if kind == "float" else (np.float64, doubles(1_000))
+    x = np.concatenate([specials(dtype), *numbers])
     bits = [evaluate(name, x, cpu).tobytes() for cpu in (PLAIN, *LEVELS)]
     assert set(bits) == {bits[0]}
+
+
+def test_every_function_is_tested():
+    assert {name for _, name in CASES} == {*FUNCTIONS}
 
 
 @pytest.mark.parametrize("name", ["exp", "sin"])
@@ -193,3 +232,9 @@ def test_code_is_compiled_once(monkeypatch, tmp_path):
     assert len(calls) == 1
     machine_code.address_of(text + "; another text\n", "kernel")
     assert len(calls) == 2
+
+
+def test_bits_change_deliberately():
+    """Whoever changes a function's text changes users' bits: then this hash changes, and the changelog has a line."""
+    texts = "".join(text_of(name, kind) for kind, name in CASES)
+    assert hashlib.sha256(texts.encode()).hexdigest()[:16] == "549e9350997dbaa6"
