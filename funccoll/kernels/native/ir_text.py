@@ -205,6 +205,14 @@ class KernelText:
         """Append a line as it is."""
         self._lines.append(text)
 
+    def position(self) -> int:
+        """Return the place of the next line."""
+        return len(self._lines)
+
+    def insert(self, position: int, lines: Sequence[str]) -> None:
+        """Insert lines at a place: the phis of a loop are known when its body is written."""
+        self._lines[position:position] = lines
+
     def constant(self, kind: str, number: float) -> Value:
         """Return a vector of equal numbers. It takes no instruction of its own."""
         return Value(self, kind, f"splat ({kind} {_literal(kind, number)})")
@@ -225,13 +233,61 @@ class KernelText:
         """Add a function or a table beside the kernel, once."""
         self._support[name] = text
 
-    def load(self, kind: str, pointer: str) -> Value:
-        """Return the vector at an address, which has the alignment of its elements."""
-        return self.emit(kind, f"load <{self.lanes} x {kind}>, ptr {pointer}, align {_BYTES[kind]}")
+    def load(self, kind: str, pointer: str, count: int | None = None) -> Value:
+        """Return the vector at an address, which has the alignment of its elements. After `count` elements lanes are 0."""
+        if count in (None, self.lanes):
+            return self.emit(kind, f"load <{self.lanes} x {kind}>, ptr {pointer}, align {_BYTES[kind]}")
+        part = f"<{count} x {kind}>"
+        found = self.emit(kind, f"load {part}, ptr {pointer}, align {_BYTES[kind]}")
+        lanes = ", ".join(f"i32 {min(k, count)}" for k in range(self.lanes))
+        return self.emit(kind, f"shufflevector {part} {found.name}, {part} zeroinitializer, <{self.lanes} x i32> <{lanes}>")
 
-    def store(self, value: Value, pointer: str) -> None:
-        """Write a vector to an address, which has the alignment of its elements."""
-        self.line(f"  store {value!r}, ptr {pointer}, align {_BYTES[value.kind]}")
+    def store(self, value: Value, pointer: str, count: int | None = None) -> None:
+        """Write a vector, or its first `count` elements, to an address, which has the alignment of its elements."""
+        name, width = value.name, self.lanes
+        if count not in (None, self.lanes):
+            lanes, width = ", ".join(f"i32 {k}" for k in range(count)), count
+            name = self.emit(value.kind, f"shufflevector {value!r}, {value.type} poison, <{count} x i32> <{lanes}>").name
+        self.line(f"  store <{width} x {value.kind}> {name}, ptr {pointer}, align {_BYTES[value.kind]}")
+
+    def splat(self, kind: str, scalar: str) -> Value:
+        """Return a vector whose elements are all this scalar."""
+        vector = f"<{self.lanes} x {kind}>"
+        first = self.emit(kind, f"insertelement {vector} poison, {kind} {scalar}, i32 0")
+        return self.emit(kind, f"shufflevector {first!r}, {vector} poison, <{self.lanes} x i32> zeroinitializer")
+
+    def first(self, value: Value, count: int, other: float) -> Value:
+        """Return the first `count` lanes of a vector, and `other` in the lanes behind them."""
+        lanes = ", ".join(f"i32 {k if k < count else self.lanes}" for k in range(self.lanes))
+        rest = self.constant(value.kind, other)
+        return self.emit(value.kind, f"shufflevector {value!r}, {rest!r}, <{self.lanes} x i32> <{lanes}>")
+
+    def fold_lanes(self, operation: str, value: Value) -> str:
+        """Return the scalar that an operation makes of a vector's lanes, in halves: lane k with lane k + lanes / 2 first.
+
+        `operation` is LLVM's, such as "fadd", or "max", whose result with a NaN is NaN.
+        """
+        name, width = value.name, self.lanes
+        while width > 1:
+            vector, half = f"<{width} x {value.kind}>", width // 2
+            parts = []
+            for start in (0, half):
+                lanes = ", ".join(f"i32 {start + k}" for k in range(half))
+                parts.append(self.new_name())
+                self.line(f"  {parts[-1]} = shufflevector {vector} {name}, {vector} poison, <{half} x i32> <{lanes}>")
+            kind, name = f"<{half} x {value.kind}>", self.new_name()
+            if operation == "max":
+                more, is_nan, keeps = (self.new_name() for _ in range(3))
+                self.line(f"  {more} = fcmp oge {kind} {parts[0]}, {parts[1]}")
+                self.line(f"  {is_nan} = fcmp uno {kind} {parts[0]}, {parts[0]}")
+                self.line(f"  {keeps} = or <{half} x i1> {more}, {is_nan}")
+                self.line(f"  {name} = select <{half} x i1> {keeps}, {kind} {parts[0]}, {kind} {parts[1]}")
+            else:
+                self.line(f"  {name} = {operation} {kind} {parts[0]}, {parts[1]}")
+            width = half
+        scalar = self.new_name()
+        self.line(f"  {scalar} = extractelement <1 x {value.kind}> {name}, i32 0")
+        return scalar
 
     def text(self, signature: str) -> str:
         """Return the text of the whole module."""
