@@ -22,6 +22,8 @@ LANES = 32
 """The elements of each vector. It is part of what a program computes: it never follows the processor."""
 
 _BYTES = {"float": 4, "double": 8, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "half": 2, "bfloat": 2}
+_STORED = {"bfloat": "i16"}
+"""Kinds in memory that LLVM should not know -> kinds of the same bits."""
 _INTEGER_OF = {"float": "i32", "double": "i64"}
 
 
@@ -174,6 +176,16 @@ class Value:
         return self.call("copysign", other)
 
 
+def _rounded_to_bfloat(x: Value) -> Value:
+    """Return the bits of the nearest bfloats, ties to even. LLVM would call a function for each lane."""
+    bits = x.bits()
+    odd = (bits >> 16) & 1
+    rounded = bits + 0x7FFF + odd
+    quiet = bits | 0x400000  # rounding could make an infinity of a NaN
+    chosen = x.compare("uno", x).choose(quiet, rounded)
+    return (chosen >> 16).convert("trunc", "i16")
+
+
 class KernelText:
     """The text of one kernel while it is written: a function of pointers and a number of elements, which returns nothing.
 
@@ -234,16 +246,32 @@ class KernelText:
         self._support[name] = text
 
     def load(self, kind: str, pointer: str, count: int | None = None) -> Value:
-        """Return the vector at an address, which has the alignment of its elements. After `count` elements lanes are 0."""
-        if count in (None, self.lanes):
-            return self.emit(kind, f"load <{self.lanes} x {kind}>, ptr {pointer}, align {_BYTES[kind]}")
-        part = f"<{count} x {kind}>"
-        found = self.emit(kind, f"load {part}, ptr {pointer}, align {_BYTES[kind]}")
-        lanes = ", ".join(f"i32 {min(k, count)}" for k in range(self.lanes))
-        return self.emit(kind, f"shufflevector {part} {found.name}, {part} zeroinitializer, <{self.lanes} x i32> <{lanes}>")
+        """Return the vector at an address, which has the alignment of its elements. Behind `count` elements lanes are 0.
 
-    def store(self, value: Value, pointer: str, count: int | None = None) -> None:
-        """Write a vector, or its first `count` elements, to an address, which has the alignment of its elements."""
+        Halves and bfloats become float32.
+        """
+        stored = _STORED.get(kind, kind)
+        if count in (None, self.lanes):
+            found = self.emit(stored, f"load <{self.lanes} x {stored}>, ptr {pointer}, align {_BYTES[kind]}")
+        else:
+            part = f"<{count} x {stored}>"
+            short = self.emit(stored, f"load {part}, ptr {pointer}, align {_BYTES[kind]}")
+            lanes = ", ".join(f"i32 {min(k, count)}" for k in range(self.lanes))
+            widened = f"shufflevector {part} {short.name}, {part} zeroinitializer, <{self.lanes} x i32> <{lanes}>"
+            found = self.emit(stored, widened)
+        if kind == "bfloat":
+            return (found.convert("zext", "i32") << 16).as_floats()
+        return found.convert("fpext", "float") if kind == "half" else found
+
+    def store(self, value: Value, pointer: str, count: int | None = None, kind: str = "") -> None:
+        """Write a vector, or its first `count` elements, to an address, which has the alignment of its elements.
+
+        Float32 is rounded to `kind`, "half" or "bfloat", if that is given.
+        """
+        if kind == "half":
+            value = value.convert("fptrunc", "half")
+        elif kind == "bfloat":
+            value = _rounded_to_bfloat(value)
         name, width = value.name, self.lanes
         if count not in (None, self.lanes):
             lanes, width = ", ".join(f"i32 {k}" for k in range(count)), count
@@ -326,7 +354,7 @@ def elementwise(
 
     Args:
         name: The function's name.
-        operands: The kind of each operand's elements.
+        operands: The kind of each operand's elements. Halves and bfloats are computed in float32.
         results: The kind of each result's elements.
         body: Takes a vector of each operand, and returns one for each result.
         lanes: The elements of a vector.
@@ -353,9 +381,10 @@ def elementwise(
         kernel.line(f"  %q{k} = phi ptr [ %p{k}, %begin ], [ {buffers[k]}, %filled ]")
     values = body(*(kernel.load(kinds[k], f"%q{k}") for k in inputs))
     for k, value in enumerate(values, len(operands)):
-        if value.kind != kinds[k]:
+        small = kinds[k] in ("half", "bfloat")
+        if value.kind != ("float" if small else kinds[k]):
             raise TypeError(f"result {k - len(operands)} of {name} is {value.kind}, and should be {kinds[k]}")
-        kernel.store(value, f"%q{k}")
+        kernel.store(value, f"%q{k}", kind=kinds[k] if small else "")
     kernel.line("  br i1 %whole, label %step, label %drain")
     outputs = range(len(operands), len(kinds))
     _copy_loop(kernel, "drain", "exit", "%left", [(kinds[k], buffers[k], f"%p{k}") for k in outputs])

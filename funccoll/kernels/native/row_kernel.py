@@ -116,7 +116,8 @@ class _Rows:
         block = RowBlock(self, index, count)
         write(block)
         for name, value in block.written.items():
-            self.kernel.store(value, self.place(name, index), count)
+            kind = self.operands[name].kind
+            self.kernel.store(value, self.place(name, index), count, kind if kind in ("half", "bfloat") else "")
         return block
 
     def combined(self, operation: str, total: Value | None, term: Value) -> Value:
@@ -220,6 +221,8 @@ def row_kernel(
     for phase in phases:
         rows.phase(phase)
     for target, reduction in row_results.items():
+        if operands[target].kind != rows.reduced[reduction].kind:
+            raise TypeError(f"{target} of {name} is {operands[target].kind}, and {reduction} is {rows.reduced[reduction].kind}")
         kernel.line(f"  store {operands[target].kind} {rows.scalars[reduction]}, ptr {rows.place(target, '0')}")
     kernel.line("  br label %end\nend:\n  %following = add i64 %r, 1\n  br label %rows\nexit:\n  ret void")
     return kernel.text(", ".join([*(f"ptr %{operand}" for operand in operands), "i64 %n"]))

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from funccoll.core.types import bfloat16
 from funccoll.kernels import object_cache
 from funccoll.kernels.native import elementary, machine_code
 from funccoll.kernels.native.elementary import FUNCTIONS, ULP
@@ -208,6 +209,30 @@ def test_products_and_sums_are_not_contracted(cpu, kind, dtype):
     compiled(text, cpu)(*(a.ctypes.data for a in (x, y, z, apart, fused)), 1000)
     np.testing.assert_array_equal(apart, x * y + z)
     assert (apart != fused).any()
+
+
+@pytest.mark.parametrize("cpu", LEVELS)
+@pytest.mark.parametrize(("kind", "dtype"), [("half", np.float16), ("bfloat", bfloat16)])
+def test_floats_of_16_bits(cpu, kind, dtype):
+    """All numbers become float32 and back, and float32 is rounded to nearest, ties to even."""
+    every = np.arange(1 << 16, dtype=np.uint16).view(dtype)
+    widened, back = np.empty(1 << 16, np.float32), np.empty_like(every)
+    compiled(elementwise("kernel", [kind], ["float", kind], lambda x: [x, x]), cpu)(
+        every.ctypes.data, widened.ctypes.data, back.ctypes.data, every.size
+    )
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(widened, every.astype(np.float32))
+    number = ~np.isnan(widened)
+    assert back[number].tobytes() == every[number].tobytes()
+    assert np.isnan(back[~number].astype(np.float32)).all()
+    x = np.concatenate([specials(np.float32), *patterns(25_717), widened[number] * np.float32(1 + 2.0**-12)])
+    rounded = np.empty(x.size, dtype)
+    compiled(elementwise("kernel", ["float"], [kind], lambda x: [x]), cpu)(x.ctypes.data, rounded.ctypes.data, x.size)
+    with np.errstate(all="ignore"):
+        wanted = x.astype(dtype)
+    number = ~np.isnan(x)
+    assert rounded[number].tobytes() == wanted[number].tobytes()
+    assert np.isnan(rounded[~number].astype(np.float32)).all()
 
 
 def test_kinds_are_not_mixed():

@@ -142,3 +142,9 @@ def test_operands_of_each_extent(length):
     weight, y = np.array([3], np.float32), np.empty_like(x)
     run(row_kernel("kernel", operands, length, [scaled], {}), [x, factor, bias, weight, y], 4)
     np.testing.assert_array_equal(y, x * (factor * weight)[:, None] + bias)
+
+
+def test_a_result_has_the_kind_of_its_reduction():
+    operands = {"x": FULL, "total": KernelOperand("half", "row")}
+    with pytest.raises(TypeError, match="total of kernel is half, and sum is float"):
+        row_kernel("kernel", operands, 4, [lambda row: lambda b: b.reduce("sum", "sum", b.read("x"))], {"total": "sum"})
