@@ -111,7 +111,7 @@ def test_errors_of_every_257th_number(kind, name):
 def specials(dtype):
     limits = np.finfo(dtype)
     tiny, least, large = limits.smallest_subnormal, limits.tiny, limits.max
-    places = [0.0, tiny, least - tiny, least, 2.0**-54, 2.0**-53, 2.0**-26, 2.0**-25, 2.0**-12, 0.5, 0.625, 2 / 3, 0.9277, 1.0]
+    places = [0.0, tiny, least - tiny, least, 2.0**-54, 2.0**-53, 2.0**-26, 2.0**-25, 2.0**-12, 0.5, 0.7, 2 / 3, 0.9277, 1.0]
     places += [
         4 / 3,
         2.0,
@@ -262,4 +262,4 @@ def test_code_is_compiled_once(monkeypatch, tmp_path):
 def test_bits_change_deliberately():
     """Whoever changes a function's text changes users' bits: then this hash changes, and the changelog has a line."""
     texts = "".join(text_of(name, kind) for kind, name in CASES)
-    assert hashlib.sha256(texts.encode()).hexdigest()[:16] == "549e9350997dbaa6"
+    assert hashlib.sha256(texts.encode()).hexdigest()[:16] == "4075da39ad4ec34d"
