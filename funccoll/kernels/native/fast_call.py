@@ -13,8 +13,8 @@ from . import machine_code
 
 __all__ = ["call_text", "function_of"]
 
-_DATA, _FLAGS = 16, 64
-"""Where an array has the address of its elements and its flags (NumPy's PyArrayObject_fields)."""
+_TYPE, _DATA, _FLAGS = 8, 16, 64
+"""Where an object has its type, and an array the address of its elements and its flags (NumPy's PyArrayObject_fields)."""
 _CONTIGUOUS, _ALIGNED, _WRITEABLE = 0x1, 0x100, 0x400
 _API = """\
 declare void @Py_IncRef(ptr)
@@ -27,9 +27,10 @@ declare void @PyEval_RestoreThread(ptr)
 def call_text(kernel: str, operands: int, results: int, elements: int, releases_gil: bool) -> str:
     """Return the text of `<kernel>_call`, a function with METH_FASTCALL that takes arrays and returns the last one.
 
-    The arrays are those of the operands, then those of the results. Their types are not checked: the caller knows them. An
-    array that is not contiguous, or not aligned, raises TypeError, and so does a result that is read-only. The caller runs in
-    the default floating-point environment (`platforms/float_environment`).
+    The arrays are those of the operands, then those of the results. The caller knows their shapes and dtypes, and that the last
+    one is an array. Anything else that is not an array, such as a NumPy scalar, raises TypeError. So does an array that is
+    not contiguous or not aligned, and a result that is read-only. The caller runs in the default floating-point environment
+    (`platforms/float_environment`).
 
     Args:
         kernel: The kernel's name. The module has its text, too.
@@ -40,13 +41,20 @@ def call_text(kernel: str, operands: int, results: int, elements: int, releases_
     """
     count = operands + results
     lines = [f"define ptr @{kernel}_call(ptr %self, ptr %arrays, i64 %given) {{"]
-    lines.append(f"  %fits = icmp eq i64 %given, {count}\n  br i1 %fits, label %array0, label %bad")
+    lines.append(f"  %fits = icmp eq i64 %given, {count}\n  br i1 %fits, label %begin, label %bad\nbegin:")
+    lines.append(f"  %last = getelementptr ptr, ptr %arrays, i64 {count - 1}\n  %result = load ptr, ptr %last")
+    lines.append(f"  %typed = getelementptr i8, ptr %result, i64 {_TYPE}\n  %type = load ptr, ptr %typed\n  br label %array0")
     for k in range(count):
         wanted = _CONTIGUOUS | _ALIGNED | (_WRITEABLE if k >= operands else 0)
         lines += [
             f"array{k}:",
             f"  %place{k} = getelementptr ptr, ptr %arrays, i64 {k}",
             f"  %object{k} = load ptr, ptr %place{k}",
+            f"  %typed{k} = getelementptr i8, ptr %object{k}, i64 {_TYPE}",
+            f"  %type{k} = load ptr, ptr %typed{k}",
+            f"  %array.like{k} = icmp eq ptr %type{k}, %type",
+            f"  br i1 %array.like{k}, label %flags.of{k}, label %bad",
+            f"flags.of{k}:",
             f"  %flagged{k} = getelementptr i8, ptr %object{k}, i64 {_FLAGS}",
             f"  %flags{k} = load i32, ptr %flagged{k}",
             f"  %known{k} = and i32 %flags{k}, {wanted}",
@@ -60,8 +68,7 @@ def call_text(kernel: str, operands: int, results: int, elements: int, releases_
     call = f"  call void @{kernel}({', '.join(f'ptr %data{k}' for k in range(count))}, i64 {elements})"
     if releases_gil:
         call = f"  %state = call ptr @PyEval_SaveThread()\n{call}\n  call void @PyEval_RestoreThread(ptr %state)"
-    last = f"%object{count - 1}"
-    lines += [call, f"  call void @Py_IncRef(ptr {last})\n  ret ptr {last}"]
+    lines += [call, "  call void @Py_IncRef(ptr %result)\n  ret ptr %result"]
     lines.append("bad:\n  %ignored = call i32 @PyErr_BadArgument()\n  ret ptr null\n}")
     return _API + "\n".join(lines) + "\n"
 

@@ -46,7 +46,16 @@ def test_arrays_that_a_kernel_cannot_take(call, arrays):
     frozen, odd = product.copy(), np.zeros(4 * COUNT + 1, np.uint8)[1:].view(np.float32)
     frozen.flags.writeable = False
     strided = np.zeros(2 * COUNT, np.float32)[::2]
-    for wrong in ([x, y, total], [*arrays, x], [x, strided, total, product], [odd, y, total, product], [x, y, total, frozen]):
+    scalars = [np.float32(1), y, total, product], [x, 1.0, total, product], [x, y, None, product]
+    for wrong in (
+        *scalars,
+        [],
+        [x, y, total],
+        [*arrays, x],
+        [x, strided, total, product],
+        [odd, y, total, product],
+        [x, y, total, frozen],
+    ):
         with pytest.raises(TypeError, match="bad argument"):
             call(*wrong)
     assert not product.any()
