@@ -16,14 +16,16 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 
-__all__ = ["LANES", "KernelText", "Value", "bits_of_double", "elementwise"]
+__all__ = ["COMPUTED", "LANES", "KernelText", "Value", "bits_of_double", "elementwise"]
 
 LANES = 32
 """The elements of each vector. It is part of what a program computes: it never follows the processor."""
 
-_BYTES = {"float": 4, "double": 8, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "half": 2, "bfloat": 2}
-_STORED = {"bfloat": "i16"}
+_BYTES = {"bool": 1, "float": 4, "double": 8, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "half": 2, "bfloat": 2}
+_STORED = {"bfloat": "i16", "bool": "i8"}
 """Kinds in memory that LLVM should not know -> kinds of the same bits."""
+COMPUTED = {"half": "float", "bfloat": "float", "bool": "i1"}
+"""Kinds in memory -> the kinds of their values in kernels; all others are computed as they are."""
 _INTEGER_OF = {"float": "i32", "double": "i64"}
 
 
@@ -238,7 +240,7 @@ class KernelText:
     def stack(self, kind: str) -> str:
         """Return the address of a buffer of one vector on the stack."""
         name = self.new_name()
-        self._entry.append(f"  {name} = alloca <{self.lanes} x {kind}>, align 64")
+        self._entry.append(f"  {name} = alloca <{self.lanes} x {_STORED.get(kind, kind)}>, align 64")
         return name
 
     def support(self, name: str, text: str) -> None:
@@ -248,7 +250,7 @@ class KernelText:
     def load(self, kind: str, pointer: str, count: int | None = None) -> Value:
         """Return the vector at an address, which has the alignment of its elements. Behind `count` elements lanes are 0.
 
-        Halves and bfloats become float32.
+        Halves and bfloats become float32, and bools become predicates.
         """
         stored = _STORED.get(kind, kind)
         if count in (None, self.lanes):
@@ -259,6 +261,8 @@ class KernelText:
             lanes = ", ".join(f"i32 {min(k, count)}" for k in range(self.lanes))
             widened = f"shufflevector {part} {short.name}, {part} zeroinitializer, <{self.lanes} x i32> <{lanes}>"
             found = self.emit(stored, widened)
+        if kind == "bool":
+            return found.compare("ne", 0)
         if kind == "bfloat":
             return (found.convert("zext", "i32") << 16).as_floats()
         return found.convert("fpext", "float") if kind == "half" else found
@@ -266,9 +270,11 @@ class KernelText:
     def store(self, value: Value, pointer: str, count: int | None = None, kind: str = "") -> None:
         """Write a vector, or its first `count` elements, to an address, which has the alignment of its elements.
 
-        Float32 is rounded to `kind`, "half" or "bfloat", if that is given.
+        Float32 is rounded to `kind`, "half" or "bfloat", if that is given. Predicates become bytes.
         """
-        if kind == "half":
+        if value.kind == "i1":
+            value = value.convert("zext", "i8")
+        elif kind == "half":
             value = value.convert("fptrunc", "half")
         elif kind == "bfloat":
             value = _rounded_to_bfloat(value)
@@ -337,6 +343,7 @@ def _copy_loop(kernel: KernelText, label: str, then: str, count: str, pairs: Seq
     before = kernel.new_name()[1:]
     kernel.line(f"{label}:\n  br label %{before}\n{before}:\n  {k} = phi i64 [ 0, %{label} ], [ {following}, %{before} ]")
     for kind, source, target in pairs:
+        kind = _STORED.get(kind, kind)
         a, b, v = (kernel.new_name() for _ in range(3))
         kernel.line(f"  {a} = getelementptr {kind}, ptr {source}, i64 {k}\n  {v} = load {kind}, ptr {a}")
         kernel.line(f"  {b} = getelementptr {kind}, ptr {target}, i64 {k}\n  store {kind} {v}, ptr {b}")
@@ -368,11 +375,12 @@ def elementwise(
     kernel.line("  %left = sub i64 %n, %i\n  %any = icmp sgt i64 %left, 0\n  br i1 %any, label %begin, label %exit")
     kernel.line("begin:")
     for k, kind in enumerate(kinds):
-        kernel.line(f"  %p{k} = getelementptr {kind}, ptr %a{k}, i64 %i")
+        kernel.line(f"  %p{k} = getelementptr {_STORED.get(kind, kind)}, ptr %a{k}, i64 %i")
     kernel.line(f"  %whole = icmp sge i64 %left, {lanes}\n  br i1 %whole, label %body, label %clear")
     kernel.line("clear:")  # the lanes behind the end compute something, too: let it be quick
     for k in inputs:
-        kernel.line(f"  store <{lanes} x {kinds[k]}> zeroinitializer, ptr {buffers[k]}, align 64")
+        stored = _STORED.get(kinds[k], kinds[k])
+        kernel.line(f"  store <{lanes} x {stored}> zeroinitializer, ptr {buffers[k]}, align 64")
     kernel.line("  br label %fill")
     _copy_loop(kernel, "fill", "filled", "%left", [(kinds[k], f"%p{k}", buffers[k]) for k in inputs])
     kernel.line("filled:\n  br label %body")
@@ -381,10 +389,9 @@ def elementwise(
         kernel.line(f"  %q{k} = phi ptr [ %p{k}, %begin ], [ {buffers[k]}, %filled ]")
     values = body(*(kernel.load(kinds[k], f"%q{k}") for k in inputs))
     for k, value in enumerate(values, len(operands)):
-        small = kinds[k] in ("half", "bfloat")
-        if value.kind != ("float" if small else kinds[k]):
+        if value.kind != COMPUTED.get(kinds[k], kinds[k]):
             raise TypeError(f"result {k - len(operands)} of {name} is {value.kind}, and should be {kinds[k]}")
-        kernel.store(value, f"%q{k}", kind=kinds[k] if small else "")
+        kernel.store(value, f"%q{k}", kind=kinds[k])
     kernel.line("  br i1 %whole, label %step, label %drain")
     outputs = range(len(operands), len(kinds))
     _copy_loop(kernel, "drain", "exit", "%left", [(kinds[k], buffers[k], f"%p{k}") for k in outputs])

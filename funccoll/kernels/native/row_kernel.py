@@ -116,8 +116,7 @@ class _Rows:
         block = RowBlock(self, index, count)
         write(block)
         for name, value in block.written.items():
-            kind = self.operands[name].kind
-            self.kernel.store(value, self.place(name, index), count, kind if kind in ("half", "bfloat") else "")
+            self.kernel.store(value, self.place(name, index), count, self.operands[name].kind)
         return block
 
     def combined(self, operation: str, total: Value | None, term: Value) -> Value:

@@ -1,0 +1,150 @@
+"""Elementwise primitives as instructions: a table from their names to functions of vectors, with their costs.
+
+Operands have the kinds in which the primitive computes: the caller has converted them. Results are those of NumPy to the last
+bit, but for the functions of `elementary`. Integer division is missing: it takes 160 instructions, and division by 0 is
+undefined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from . import elementary
+from .elementary import ULP
+from .ir_text import Value
+
+__all__ = ["OPERATIONS", "KernelOperation", "converted"]
+
+_FLOATS = frozenset({"float", "double"})
+_INTEGERS = frozenset({"i32", "i64"})
+_NUMBERS = _FLOATS | _INTEGERS
+_BOOLS = frozenset({"i1"})
+
+
+@dataclass(frozen=True)
+class KernelOperation:
+    """The instructions of a primitive.
+
+    - `emit`: takes a vector for each operand, and returns the result.
+    - `kinds`: the kinds of operands that it takes.
+    - `cost`: about how many simple instructions it takes for each vector.
+    """
+
+    emit: Callable[..., Value]
+    kinds: frozenset[str] = field(default=_FLOATS)
+    cost: int = 1
+
+
+def _maximum(x: Value, y: Value) -> Value:
+    """Return the greater; NaN if one is NaN."""
+    keeps = x >= y
+    return (keeps | x.compare("uno", x) if x.is_float else keeps).choose(x, y)
+
+
+def _minimum(x: Value, y: Value) -> Value:
+    keeps = x <= y
+    return (keeps | x.compare("uno", x) if x.is_float else keeps).choose(x, y)
+
+
+def _ignoring_nan(relation: str) -> Callable[[Value, Value], Value]:
+    """Return fmax or fmin: the other one if one is NaN."""
+    return lambda x, y: (x.compare(relation, y) | y.compare("uno", y)).choose(x, y)
+
+
+def _absolute(x: Value) -> Value:
+    return x.abs() if x.is_float else (x < 0).choose(-x, x)
+
+
+def _sign(x: Value) -> Value:
+    signed = (x > 0).choose(x.like(1), (x < 0).choose(x.like(-1), 0))
+    return x.compare("uno", x).choose(x, signed) if x.is_float else signed
+
+
+def _compared(of_floats: str, of_integers: str) -> KernelOperation:
+    return KernelOperation(lambda x, y: x.compare(of_floats if x.is_float else of_integers, y), _NUMBERS)
+
+
+def _intrinsic(name: str) -> KernelOperation:
+    return KernelOperation(lambda x: x.call(name))
+
+
+def _signbit(x: Value) -> Value:
+    return x.bits() < 0
+
+
+def _inverted(x: Value) -> Value:
+    return x ^ (1 if x.kind == "i1" else -1)
+
+
+OPERATIONS: dict[str, KernelOperation] = {
+    "add": KernelOperation(lambda x, y: x + y, _NUMBERS),
+    "subtract": KernelOperation(lambda x, y: x - y, _NUMBERS),
+    "multiply": KernelOperation(lambda x, y: x * y, _NUMBERS),
+    "divide": KernelOperation(lambda x, y: x / y, cost=4),
+    "reciprocal": KernelOperation(elementary.reciprocal, cost=4),
+    "negative": KernelOperation(lambda x: -x, _NUMBERS),
+    "positive": KernelOperation(lambda x: x, _NUMBERS, 0),
+    "stop_gradient": KernelOperation(lambda x: x, _NUMBERS | _BOOLS, 0),
+    "absolute": KernelOperation(_absolute, _NUMBERS),
+    "fabs": KernelOperation(_absolute),
+    "square": KernelOperation(lambda x: x * x, _NUMBERS),
+    "sign": KernelOperation(_sign, _NUMBERS, 3),
+    "copysign": KernelOperation(lambda x, y: x.with_sign_of(y)),
+    "maximum": KernelOperation(_maximum, _NUMBERS, 2),
+    "minimum": KernelOperation(_minimum, _NUMBERS, 2),
+    "fmax": KernelOperation(_ignoring_nan("oge"), cost=2),
+    "fmin": KernelOperation(_ignoring_nan("ole"), cost=2),
+    "sqrt": KernelOperation(elementary.sqrt, cost=4),
+    "root": KernelOperation(elementary.sqrt, cost=4),
+    "divisor": KernelOperation(lambda x: x.compare("oeq", 0.0).choose(x.like(float("inf")), x), cost=2),
+    "floor": _intrinsic("floor"),
+    "ceil": _intrinsic("ceil"),
+    "trunc": _intrinsic("trunc"),
+    "rint": _intrinsic("roundeven"),
+    "equal": _compared("oeq", "eq"),
+    "not_equal": _compared("une", "ne"),
+    "less": _compared("olt", "slt"),
+    "less_equal": _compared("ole", "sle"),
+    "greater": _compared("ogt", "sgt"),
+    "greater_equal": _compared("oge", "sge"),
+    "isnan": KernelOperation(lambda x: x.compare("uno", x)),
+    "isinf": KernelOperation(lambda x: x.abs().compare("oeq", float("inf"))),
+    "isfinite": KernelOperation(lambda x: x.abs().compare("olt", float("inf"))),
+    "signbit": KernelOperation(_signbit),
+    "logical_and": KernelOperation(lambda x, y: x & y, _BOOLS),
+    "logical_or": KernelOperation(lambda x, y: x | y, _BOOLS),
+    "logical_xor": KernelOperation(lambda x, y: x ^ y, _BOOLS),
+    "logical_not": KernelOperation(_inverted, _BOOLS),
+    "bitwise_and": KernelOperation(lambda x, y: x & y, _INTEGERS | _BOOLS),
+    "bitwise_or": KernelOperation(lambda x, y: x | y, _INTEGERS | _BOOLS),
+    "bitwise_xor": KernelOperation(lambda x, y: x ^ y, _INTEGERS | _BOOLS),
+    "invert": KernelOperation(_inverted, _INTEGERS | _BOOLS),
+    "where": KernelOperation(lambda predicate, x, y: predicate.choose(x, y), _NUMBERS | _BOOLS),
+    **{
+        name: KernelOperation(elementary.FUNCTIONS[name], frozenset(kind for kind in ULP if name in ULP[kind]), cost)
+        for name, cost in {"exp": 14, "expm1": 18, "log": 18, "log1p": 20, "tanh": 20, "erf": 24, "sin": 25, "cos": 25}.items()
+    },
+}
+"""Name of a primitive -> its instructions."""
+
+
+def converted(x: Value, kind: str) -> Value:
+    """Return a vector in another kind, as `astype` does, for the conversions that cannot be invalid.
+
+    Floats to integers are not among them: NaN and numbers out of range have results that no rule fixes.
+    """
+    if x.kind == kind:
+        return x
+    if kind == "i1":
+        return x.compare("une" if x.is_float else "ne", 0)
+    if x.kind == "i1":
+        zero, one = x.kernel.constant(kind, 0), x.kernel.constant(kind, 1)
+        return x.choose(one, zero)
+    if x.is_float and kind in _FLOATS:
+        return x.convert("fptrunc" if kind == "float" else "fpext", kind)
+    if kind in _FLOATS:
+        return x.convert("sitofp", kind)
+    if not x.is_float:
+        return x.convert("trunc" if kind == "i32" else "sext", kind)
+    raise TypeError(f"kernels do not convert {x.kind} to {kind}")

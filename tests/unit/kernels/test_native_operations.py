@@ -1,0 +1,89 @@
+"""Elementwise primitives in native kernels: NumPy's results to the last bit, for every kind and special values."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+
+import numpy as np
+import pytest
+
+from funccoll.core.ir import primitive_named
+from funccoll.kernels import object_cache
+from funccoll.kernels.native import machine_code
+from funccoll.kernels.native.elementary import FUNCTIONS
+from funccoll.kernels.native.ir_text import elementwise
+from funccoll.kernels.native.operations import OPERATIONS, converted
+
+pytestmark = pytest.mark.skipif(machine_code.why_not() is not None, reason=str(machine_code.why_not()))
+
+BEST = machine_code.processor_level()
+LEVELS = machine_code.LEVELS[: machine_code.LEVELS.index(BEST) + 1] if BEST else ()
+DTYPES = {"float": np.float32, "double": np.float64, "i32": np.int32, "i64": np.int64, "i1": np.bool_}
+MEMORY = {np.dtype(dtype): "bool" if kind == "i1" else kind for kind, dtype in DTYPES.items()}
+OPERANDS = {"where": 3}
+CASES = [
+    (name, kind) for name, known in OPERATIONS.items() for kind in sorted(known.kinds) if name not in {*FUNCTIONS} - {"sqrt"}
+]
+CONVERSIONS = [(a, b) for a, b in itertools.product(DTYPES, DTYPES) if a not in ("float", "double") or b not in ("i32", "i64")]
+
+
+def run(emit, arrays, dtype, cpu):
+    text = elementwise("kernel", [MEMORY[a.dtype] for a in arrays], [MEMORY[np.dtype(dtype)]], lambda *x: [emit(*x)])
+    address = object_cache.load("kernel", machine_code.object_code(text, cpu))
+    out = np.empty(arrays[0].shape, dtype)
+    function = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * (len(arrays) + 1), ctypes.c_int64)(address)
+    function(*(a.ctypes.data for a in (*arrays, out)), out.size)
+    return out
+
+
+def numbers(kind):
+    generator = np.random.default_rng(0)
+    if kind == "i1":
+        return np.array([False, True])
+    dtype = np.dtype(DTYPES[kind])
+    if dtype.kind == "i":
+        limits = np.iinfo(dtype)
+        return np.array([0, 1, -1, 2, 7, -7, limits.max, limits.min, *generator.integers(-99, 99, 9)], dtype)
+    limits = np.finfo(dtype)
+    places = [0.0, 0.5, 1.0, 1.5, 2.5, limits.tiny, limits.smallest_subnormal, limits.max, np.inf, 2.0**22 + 0.5, 1e7]
+    return np.array([*places, *(-p for p in places), np.nan, *generator.standard_normal(9)], dtype)
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_results_are_numpys(name, kind):
+    primitive = primitive_named(name)
+    count = primitive.ufunc.nin if primitive.ufunc else OPERANDS.get(name, 1)
+    every = numbers(kind)
+    if count == 1:
+        arrays = [every]
+    else:
+        arrays = [a.reshape(-1).copy() for a in np.meshgrid(every, every)]
+    if name == "where":
+        arrays = [np.arange(arrays[0].size) % 3 == 0, *arrays]
+    with np.errstate(all="ignore"):
+        wanted = np.asarray(primitive.reference(*arrays))
+    for cpu in LEVELS:
+        found = run(OPERATIONS[name].emit, arrays, wanted.dtype, cpu)
+        np.testing.assert_array_equal(found, wanted)
+        if wanted.dtype.kind == "f" and name not in ("maximum", "minimum", "fmax", "fmin"):  # NumPy takes either zero
+            number = ~np.isnan(wanted)
+            np.testing.assert_array_equal(np.signbit(found)[number], np.signbit(wanted)[number])
+
+
+@pytest.mark.parametrize(("source", "target"), CONVERSIONS)
+def test_conversions_are_numpys(source, target):
+    x = numbers(source)
+    with np.errstate(all="ignore"):
+        wanted = x.astype(DTYPES[target])
+    for cpu in LEVELS:
+        np.testing.assert_array_equal(run(lambda v: converted(v, target), [x], DTYPES[target], cpu), wanted)
+
+
+def test_floats_are_not_converted_to_integers():
+    with pytest.raises(TypeError, match="kernels do not convert float to i32"):
+        elementwise("kernel", ["float"], ["i32"], lambda x: [converted(x, "i32")])
+
+
+def test_every_function_is_an_operation():
+    assert {*FUNCTIONS} - {*OPERATIONS} == {"sigmoid"}  # which no primitive is
