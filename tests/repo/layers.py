@@ -84,7 +84,9 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("cpu_fold", "object_cache", "cuda_intrinsics", "cuda_toolkit"), ("native", "optimizer_step"), ("cpu", "cuda_compiler"),
         ("cuda", "cuda_compute"),
     ),
-    "kernels.native": (("ir_text", "machine_code"), ("elementary", "fast_call", "row_kernel"), ("operations",)),
+    "kernels.native": (
+        ("group", "ir_text", "machine_code"), ("elementary", "fast_call", "row_kernel"), ("operations",), ("group_kernel",),
+    ),
     "arrays": (("array_layout", "array_operators", "shared_mapping", "value_hash"), ("array",), ("array_like",)),
     "platforms": (
         ("blas", "device", "float_environment", "free_list", "fused_step"), ("array_library",), ("gpu", "host_device"),

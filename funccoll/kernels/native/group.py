@@ -1,0 +1,63 @@
+"""Groups: what one kernel computes, as data. `group_kernel` writes its text, and a pass of the compiler makes groups.
+
+A group has a **domain**, a list of axes with their sizes, from the outermost to the innermost. Each value varies over some axes
+of the domain, and is the same along the others. So a group of `(8, 128, 256)` may have a bias over axis 2, and row sums over axes
+0 and 1. A value lies in C order over its axes, without those along which it is the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Group", "GroupNumber", "GroupStep", "GroupValue"]
+
+
+@dataclass(frozen=True)
+class GroupValue:
+    """A value of a group.
+
+    - `kind`: its elements in memory, as `ir_text` names them: "float", "double", "half", "bfloat", "i32", "i64", "bool".
+    - `axes`: the axes of the domain over which it varies, in increasing order.
+    """
+
+    kind: str
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GroupNumber:
+    """A constant operand, of the kind in which its step computes."""
+
+    kind: str
+    number: float | int | bool
+
+
+@dataclass(frozen=True)
+class GroupStep:
+    """One operation. Its operands are positions in `Group.values`, or numbers.
+
+    - `operation`: a name in `operations.OPERATIONS`, whose operands have one kind; "convert", to the kind of the result; or a
+      reduction, "reduce_sum", "reduce_max" or "reduce_min", over the operand's axes that the result lacks.
+    - `result`: a position in `Group.values`. It varies over the axes of all operands of an operation that is not a reduction.
+    """
+
+    operation: str
+    operands: tuple[int | GroupNumber, ...]
+    result: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group: `steps` in an order in which each reads only inputs and earlier results.
+
+    - `sizes`: the sizes of the domain's axes, each 2 or more. An empty domain is one element.
+    - `inputs`, `outputs`: positions in `values`. Inputs are operands of the kernel, and outputs its results, in these orders.
+    - Reductions whose result a step of the group reads all reduce the same axes: the last ones of the domain, over each of which
+      every value varies or over none. So a row of these axes can be passed several times.
+    """
+
+    sizes: tuple[int, ...]
+    values: tuple[GroupValue, ...]
+    inputs: tuple[int, ...]
+    steps: tuple[GroupStep, ...]
+    outputs: tuple[int, ...]
