@@ -20,6 +20,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 import pytest
 
 import funccoll as fc
+from funccoll.config import FUSE
 from tests.support import python_path
 from tests.support.example_counts import register_profiles
 from tests.support.worker_reports import leave_out_reports
@@ -95,6 +96,12 @@ def mesh():
 @pytest.fixture
 def line():
     return fc.make_mesh({"data": 4})
+
+
+@pytest.fixture
+def numpy_compute(monkeypatch):
+    """Compiled programs have NumPy's bits: no fused kernels."""
+    monkeypatch.setenv(FUSE, "0")
 
 
 @pytest.fixture

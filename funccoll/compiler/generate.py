@@ -15,6 +15,7 @@ from .codegen.generated_program import GeneratedProgram, compile_program
 from .debug_modes import MODES
 from .passes.buffers import plan_buffers
 from .passes.drop_barriers import drop_barriers
+from .passes.fuse import fuse
 from .passes.group_collectives import group_collectives
 from .passes.rewrite import at_all_depths
 from .passes.snapshots import snapshots
@@ -44,15 +45,17 @@ def generate(
     `arguments` are the names of the inputs in messages. `results_are_arrays`: see `codegen.compile_program`.
     """
     ordered = at_all_depths(lambda p: drop_barriers(group_collectives(snapshots(p))))(program)
+    transport, virtual = transport_of(mesh), mesh.is_fully_addressable
+    on_cpu = mesh.device_type == "cpu"
+    search = MODES.non_finite if on_cpu else None
+    if on_cpu and search is None:  # the search names single operations
+        ordered = at_all_depths(fuse)(ordered)
     if checks_passes():
         ordered.check()
     of_results = {eqn.outputs or eqn: schedule for eqn, schedule in schedules.items()}  # operands may have changed by now
     schedules = {eqn: of_results[eqn.outputs or eqn] for eqn in ordered.collectives()}
-    transport, virtual = transport_of(mesh), mesh.is_fully_addressable
-    on_cpu = mesh.device_type == "cpu"
     given_up = frozenset(v for v, given in zip(ordered.inputs, donated, strict=False) if given and on_cpu)
     buffers = plan_buffers(ordered, aliases=virtual, publishes=on_cpu, donated=given_up)
-    search = MODES.non_finite if on_cpu else None
     if search is not None:  # the search describes operands after the operation
         buffers = buffers.without_reuse()
     overwritten = [i for i, v in enumerate(ordered.inputs) if v in buffers.overwritten]

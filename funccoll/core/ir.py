@@ -207,10 +207,12 @@ class Program:
     equations: tuple[Equation, ...]
     outputs: tuple[Atom, ...]
     label: str = field(default="program")
+    before_fusion: Program | None = field(default=None, repr=False)
+    """The program whose equations are groups here. Its fingerprint is this one's: what a rank shows changes groups' outputs."""
 
     def replace(self, **changes: Any) -> Program:
         """Return a copy with some fields changed."""
-        names = ("axis_sizes", "constants", "inputs", "equations", "outputs", "label")
+        names = ("axis_sizes", "constants", "inputs", "equations", "outputs", "label", "before_fusion")
         return Program(**{**{name: getattr(self, name) for name in names}, **changes})
 
     def check(self, derived: set[Equation] | None = None) -> Program:
@@ -280,7 +282,7 @@ class Program:
     @cached_property
     def fingerprint(self) -> str:
         """Return the sha256 of the canonical text and of the captured constants' bytes: no ids, no file:line, no reports."""
-        program = self.without_reports()
+        program = (self.before_fusion or self).without_reports()
         digest = hashlib.sha256(program.text(sources=False).encode())
         for _, value in program.constants:
             digest.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)

@@ -16,7 +16,7 @@ import os
 import struct
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -28,7 +28,7 @@ from ..config import SHOW_COMPILING
 from ..core import private_files
 from .variants import stamp
 
-__all__ = ["address_of", "builtin_of", "cache_directory", "initialize", "kept", "load"]
+__all__ = ["address_of", "builtin_of", "cache_directory", "initialize", "kept", "load", "load_all"]
 
 _FOUND = {"__errno_location", "clock_gettime", "process_vm_readv", "sched_yield", "usleep"}  # in every process
 _OF_PYTHON = "PyLong_AsLongLong", "PyEval_SaveThread", "PyEval_RestoreThread", "PyLong_FromLongLong"
@@ -75,11 +75,16 @@ def builtin_of(name: str, build: Callable[[], tuple[Any, Any]], status: int) -> 
 
 def load(symbol: str, code: bytes) -> int:
     """Load machine code for as long as the process lives, and return the address of its function `symbol`."""
+    return load_all([symbol], code)[0]
+
+
+def load_all(symbols: Sequence[str], code: bytes) -> list[int]:
+    """Load machine code for as long as the process lives, and return the addresses of these functions."""
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     _ENGINES.append(engine)
-    return engine.get_function_address(symbol)
+    return [engine.get_function_address(symbol) for symbol in symbols]
 
 
 def kept(name: str, build: Callable[[], tuple[str, bytes]]) -> tuple[str, bytes]:

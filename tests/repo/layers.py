@@ -35,7 +35,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("batch_rules", "tangent_rules"), ("operand_rules", "shaping"), ("elementwise", "indexing", "reductions", "varying"),
         (
             "piece_sums", "linalg", "linear_systems", "fourier", "special", "randomness", "combining", "convolution",
-            "higher_order", "optimizers", "control_flow", "sorting", "accumulations", "shard_map_call", "debugging",
+            "fused", "higher_order", "optimizers", "control_flow", "sorting", "accumulations", "shard_map_call", "debugging",
         ),
         ("pooling", "decompositions"), ("least_squares",),
     ),
@@ -86,6 +86,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "kernels.native": (
         ("group", "ir_text", "machine_code"), ("elementary", "fast_call", "row_kernel"), ("operations",), ("group_kernel",),
+        ("compiled_groups",),
     ),
     "arrays": (("array_layout", "array_operators", "shared_mapping", "value_hash"), ("array",), ("array_like",)),
     "platforms": (
@@ -115,10 +116,11 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     # The pipeline in its order: docs/design/compiler.md.
     "compiler.passes": (
         ("rewrite",), ("snapshots",), ("inline",), ("dead_code",), ("simplify",), ("common_subexpressions",), ("algebra",),
-        ("combine_collectives",), ("choose_algorithms",), ("group_collectives",), ("drop_barriers",), ("buffers",),
+        ("combine_collectives",), ("choose_algorithms",), ("group_collectives",), ("drop_barriers",), ("fuse",),
+        ("buffers",),
     ),
     "compiler.codegen": (
-        ("bad_index", "loop_code", "non_finite", "recorded_program", "transposed_products"), ("segments",),
+        ("bad_index", "fused_calls", "loop_code", "non_finite", "recorded_program", "transposed_products"), ("segments",),
         ("program_builder",), ("generated_program",),
     ),
     "transports": (("local", "plans"), ("shm",), ("mpi",), ("nccl",), ("cuda",)),

@@ -140,6 +140,7 @@ def test_what_is_searched_for_and_when():
 # ---------------------------------------------------------------- disable_jit
 
 
+@pytest.mark.usefixtures("numpy_compute")
 def test_eager_execution_has_values_and_the_bits_of_the_compiled_function(capsys):
     seen = []
 

@@ -19,15 +19,18 @@ Part = Mapping[str, Any]
 class SegmentParts:
     """A compute segment whose lines a profile records one by one.
 
-    `parts` are its runs of operations of one user's line and one named scope. `marked` makes the same function with one more
-    parameter before the others, a function that is called at the beginning of each part. It is made on first use.
+    `parts` are its runs of operations of one user's line and one named scope. `counts` are the operations of each line. (Those
+    of a group count as its first one's line.) `marked` makes the same function with one more parameter before the others: a
+    function that is called at the beginning of each part. It is made on first use.
     """
 
-    def __init__(self, sources: Sequence[Source | None], marked: Callable[[Sequence[int]], Callable[..., Any]]):
+    def __init__(
+        self, sources: Sequence[Source | None], counts: Sequence[int], marked: Callable[[Sequence[int]], Callable[..., Any]]
+    ):
         self.starts = [i for i, source in enumerate(sources) if not i or source != sources[i - 1]]
         """The number of each part's first operation."""
         ends = [*self.starts[1:], len(sources)]
-        self.parts = [segment_part(sources[a], b - a) for a, b in zip(self.starts, ends, strict=True)]
+        self.parts = [segment_part(sources[a], sum(counts[a:b])) for a, b in zip(self.starts, ends, strict=True)]
         self._marked = marked
 
     def recorded(self, recorder: Recorder, plain: Callable[..., Any]) -> Callable[..., Any]:

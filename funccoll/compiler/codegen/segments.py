@@ -16,9 +16,11 @@ from ...core.types import is_inexact
 from ...errors import Source
 from ...platforms.device import Copies, Device
 from ...primitives.debugging import DevicePlace, snapshot_p
+from ...primitives.fused import fused_p
 from ...primitives.varying import axis_index_p, own_slice_p, pvary_p
 from ..passes.buffers import Buffers
 from .bad_index import SegmentOperands
+from .fused_calls import fused_call, fused_functions
 from .non_finite import Given, NonFinite, operation_check
 from .recorded_program import Part, SegmentParts
 from .transposed_products import by_transpose, is_faster_by_transpose
@@ -71,6 +73,7 @@ class SegmentBuilder:
         """By code of a segment, the user's line of each of its equations."""
         self.segments_of: dict[Any, SegmentOperands] = {}
         """The operands of each segment, by its code."""
+        self.kernels = fused_functions(program)
         self.makers = {v: eqn for eqn in program.equations for v in eqn.outputs}
         self.parts: list[tuple[dict[str, Any], str, Part | SegmentParts]] = []
         """The functions that a profile records: where the code finds them, their names and definitions."""
@@ -135,6 +138,11 @@ class SegmentBuilder:
 
         for eqn in equations:
             operands = [use(a, eqn) for a in eqn.inputs]
+            if eqn.primitive is fused_p:
+                function = self.kernels[eqn.params["group"]]
+                allocate = self.device.allocate
+                lines.append(fused_call(eqn, function, operands, self.name, self.names.of, allocate, self.buffers))
+                continue
             left = ", ".join(self.name(v) for v in eqn.outputs) + ("," if eqn.primitive.multiple else "")
             check = self.check(eqn, operands, arguments, varying)
             lines.append(f"{left} = {self.call(eqn, operands, varying, arguments)}{check}")
@@ -162,7 +170,8 @@ class SegmentBuilder:
             sources[made["marked"].__code__], known[made["marked"].__code__] = found, segment
             return made["marked"]
 
-        self.parts.append((namespace, function, SegmentParts(found, marked)))
+        counts = [len(eqn.params["body"].equations) if eqn.primitive is fused_p else 1 for eqn in equations]
+        self.parts.append((namespace, function, SegmentParts(found, counts, marked)))
         self.steps.append(([self.call_segment(function, arguments, returned, len(results), count)], reads))
 
     def check(

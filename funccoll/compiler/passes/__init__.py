@@ -16,6 +16,7 @@ from . import (
     common_subexpressions,
     dead_code,
     drop_barriers,
+    fuse,
     group_collectives,
     inline,
     simplify,
@@ -38,8 +39,14 @@ PASSES: tuple[Callable[[Program], Program], ...] = (
 STAGES: dict[str, tuple[Callable, ...]] = {
     # `TracedFunction.lower` calls run_passes. The last one also takes the function that chooses an algorithm.
     "lower": (*PASSES, choose_algorithms.choose_algorithms),
-    # `Lowered.compile` orders the equations for execution and then plans their memory: Program -> Buffers.
-    "compile": (snapshots.snapshots, group_collectives.group_collectives, drop_barriers.drop_barriers, buffers.plan_buffers),
+    # `Lowered.compile` orders the equations for execution, makes groups of them, and plans their memory: Program -> Buffers.
+    "compile": (
+        snapshots.snapshots,
+        group_collectives.group_collectives,
+        drop_barriers.drop_barriers,
+        fuse.fuse,
+        buffers.plan_buffers,
+    ),
 }
 """Stage of compiler/stages.py -> the passes that it runs."""
 

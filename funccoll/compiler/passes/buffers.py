@@ -14,7 +14,7 @@ the plan lays out every value alike on all transports (`core/array_order.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...collectives import scatter_p
@@ -22,6 +22,7 @@ from ...core.ir import Equation, Literal, Program, Var
 from ...core.types import bfloat16
 from ...primitives.control_flow import cond_p, scan_p
 from ...primitives.elementwise import convert_p, where_p
+from ...primitives.fused import fused_p
 from ...primitives.higher_order import optimization_barrier_p
 from ...primitives.linalg import matmul_p
 from ...primitives.optimizers import optimizer_step_p
@@ -177,11 +178,15 @@ def _reuse(program: Program, memory: _Storage, last_use: Mapping[Var, int]) -> d
     """Return the results that may be written to an operand's memory, and the operand's number."""
     storage, private, views = memory.storage, memory.private, memory.views
     reuse: dict[Var, int] = {}
+    strided = _strided(program, frozenset())
     for i, eqn in enumerate(program.equations):
-        if eqn.primitive.ufunc is None:
-            continue
-        (out,) = eqn.outputs
-        for k, atom in enumerate(eqn.inputs):
+        taken: set[Var] = set()
+        for n, k in () if eqn.primitive.in_place else _may_take(eqn):
+            out, atom = eqn.outputs[n], eqn.inputs[k]
+            if out in reuse or atom in taken:
+                continue
+            if eqn.primitive is fused_p and atom in strided:  # kernels read and write C order
+                continue
             # Views are not written to: a view may be a part of its memory, or its elements may overlap (broadcast_to).
             if isinstance(atom, Literal) or atom not in private or atom in views or not out.type.shape:
                 continue
@@ -195,8 +200,17 @@ def _reuse(program: Program, memory: _Storage, last_use: Mapping[Var, int]) -> d
                 if not dead or any(a is not atom and a in members for a in eqn.inputs if type(a) is Var):
                     continue
             reuse[out] = k
-            break
+            taken.add(atom)
     return reuse
+
+
+def _may_take(eqn: Equation) -> Sequence[tuple[int, int]]:
+    """Return pairs of a result and an operand whose memory the result may take."""
+    if eqn.primitive is fused_p:
+        return eqn.params["aliases"]
+    if eqn.primitive.in_place:
+        return [(k, k) for k in range(len(eqn.outputs))]
+    return [(0, k) for k in range(len(eqn.inputs))] if eqn.primitive.ufunc is not None else ()
 
 
 def _shared_by_control(eqn: Equation, bodies: Mapping[Program, Buffers]) -> list[tuple[Var, Var]]:
@@ -226,7 +240,7 @@ def _work_in_place(
 
     `owners` have their own memory, peers may read `exposed`.
     """
-    if not any(eqn.primitive.in_place for eqn in program.equations):
+    if not any(_works_in_place(eqn) for eqn in program.equations):
         return frozenset()
     readers: dict[Var, list[int]] = {}
     made: dict[Var, Equation] = {}
@@ -250,10 +264,15 @@ def _work_in_place(
         return (alike and first == second) or (len(first), sorted(first)) < (len(second), sorted(second))
 
     written: set[Var] = set()
+    strided = _strided(program, frozenset())
     for i, eqn in enumerate(program.equations):
-        for k, out in enumerate(eqn.outputs if eqn.primitive.in_place else ()):
-            atom = eqn.inputs[k]
-            if type(atom) is not Var or atom not in owners or atom in written:
+        for n, k in _may_take(eqn) if _works_in_place(eqn) else ():
+            out, atom = eqn.outputs[n], eqn.inputs[k]
+            if type(atom) is not Var or atom not in owners or atom in written or out in reuse:
+                continue
+            if eqn.primitive is fused_p and (k in map(reuse.get, eqn.outputs) or not _same_form(out, atom)):
+                continue
+            if eqn.primitive is fused_p and atom in strided:
                 continue
             members = storage[atom]
             # All that shares the memory was made from this owner, is dead, and its readers have run: no other operand reads it.
@@ -266,6 +285,15 @@ def _work_in_place(
                 reuse[out] = k
                 written.add(atom)
     return frozenset(written)
+
+
+def _same_form(out: Var, operand: Var) -> bool:
+    """True if an array of the operand's shape and dtype, not a NumPy scalar, can be the result."""
+    return bool(out.type.shape) and (out.type.shape, out.type.dtype) == (operand.type.shape, operand.type.dtype)
+
+
+def _works_in_place(eqn: Equation) -> bool:
+    return eqn.primitive.in_place or eqn.primitive is fused_p
 
 
 def _may_be_written(eqn: Equation, result: Var) -> bool:
@@ -284,7 +312,7 @@ def _published(program: Program, reuse: dict[Var, int]) -> frozenset[Var]:
         for atom in eqn.inputs if eqn.primitive.communicates else ():
             maker = made.get(atom) if type(atom) is Var else None
             while maker is not None and not maker.primitive.in_place:
-                out = maker.outputs[0]
+                out = atom
                 if out in reuse:  # it has its operand's memory
                     atom = maker.inputs[reuse[out]]
                 elif maker.primitive.view:
@@ -305,7 +333,7 @@ def _strided(program: Program, published: frozenset[Var]) -> frozenset[Var]:
     """
     found: set[Var] = set()
     for eqn in program.equations:
-        if eqn.primitive.communicates or eqn.primitive.kind == "control":
+        if eqn.primitive.communicates or eqn.primitive.kind == "control" or eqn.primitive is fused_p:
             continue
         keeps = eqn.primitive.ufunc is not None or eqn.primitive in _KEEP_ORDER
         if not keeps:
@@ -332,7 +360,7 @@ def _can_write(eqn: Equation) -> bool:
     """True if NumPy can compute an equation's output into given memory (`out=`)."""
     out = eqn.outputs[0].type
     plain = eqn.primitive is matmul_p and out.dtype != bfloat16
-    return len(out.shape) > 0 and (plain or eqn.primitive.ufunc is not None)
+    return len(out.shape) > 0 and (plain or eqn.primitive.ufunc is not None or eqn.primitive is fused_p)
 
 
 def _join(storage: dict[Var, set[Var]], a: Var, b: Var) -> None:

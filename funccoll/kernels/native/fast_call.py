@@ -5,13 +5,14 @@ Such a call takes 0.05 µs more than the kernel. By ctypes it would take 0.6, an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..builtin_functions import METH_FASTCALL, define, new_function
 from . import machine_code
+from .group import GroupKernel
 
-__all__ = ["call_text", "function_of"]
+__all__ = ["call_text", "function_of", "functions_of", "module_of"]
 
 _TYPE, _DATA, _FLAGS = 8, 16, 64
 """Where an object has its type, and an array the address of its elements and its flags (NumPy's PyArrayObject_fields)."""
@@ -77,3 +78,55 @@ def function_of(kernel: str, text: str, cpu: str | None = None) -> Callable[...,
     """Return the Python function `<kernel>_call` of a text. It is compiled now, or was by an earlier process."""
     name = f"{kernel}_call"
     return new_function(define(name, machine_code.address_of(text, name, cpu), METH_FASTCALL, "A compiled kernel of arrays."))
+
+
+_LONG = 200_000
+"""Instructions on elements, about 20 microseconds, from which a kernel gives up Python's lock."""
+
+
+def module_of(kernels: Sequence[GroupKernel]) -> str:
+    """Return the text of a module with these kernels, and a function that calls each (`functions_of`)."""
+    shared: dict[str, str] = {}
+    for kernel in kernels:
+        shared.update(kernel.declarations)
+    parts = [_API.rstrip("\n"), "@_Py_TrueStruct = external global i8", "@_Py_FalseStruct = external global i8"]
+    return "\n".join([*parts, *shared.values(), *(k.definition + "\n" + _group_call(k) for k in kernels)]) + "\n"
+
+
+def _group_call(kernel: GroupKernel) -> str:
+    """Return the text of `<kernel>_call`: it returns False for an array that the kernel cannot take, else True."""
+    operands, count = kernel.inputs, kernel.inputs + kernel.outputs + bool(kernel.workspace_bytes)
+    lines = [f"define ptr @{kernel.name}_call(ptr %self, ptr %arrays, i64 %given) {{"]
+    lines.append("  br label %array0")
+    for k in range(count):
+        wanted = _CONTIGUOUS | _ALIGNED | (_WRITEABLE if k >= operands else 0)
+        lines += [
+            f"array{k}:",
+            f"  %place{k} = getelementptr ptr, ptr %arrays, i64 {k}",
+            f"  %object{k} = load ptr, ptr %place{k}",
+            f"  %flagged{k} = getelementptr i8, ptr %object{k}, i64 {_FLAGS}",
+            f"  %flags{k} = load i32, ptr %flagged{k}",
+            f"  %known{k} = and i32 %flags{k}, {wanted}",
+            f"  %good{k} = icmp eq i32 %known{k}, {wanted}",
+            f"  br i1 %good{k}, label %{f'array{k + 1}' if k + 1 < count else 'run'}, label %bad",
+        ]
+    lines.append("run:")
+    for k in range(count):
+        lines.append(f"  %pointed{k} = getelementptr i8, ptr %object{k}, i64 {_DATA}")
+        lines.append(f"  %data{k} = load ptr, ptr %pointed{k}")
+    call = f"  call void @{kernel.name}({', '.join(f'ptr %data{k}' for k in range(count))})"
+    if kernel.cost >= _LONG:
+        call = f"  %state = call ptr @PyEval_SaveThread()\n{call}\n  call void @PyEval_RestoreThread(ptr %state)"
+    lines += [call, "  call void @Py_IncRef(ptr @_Py_TrueStruct)\n  ret ptr @_Py_TrueStruct"]
+    lines.append("bad:\n  call void @Py_IncRef(ptr @_Py_FalseStruct)\n  ret ptr @_Py_FalseStruct\n}")
+    return "\n".join(lines)
+
+
+def functions_of(names: Sequence[str], text: str, cpu: str | None = None) -> dict[str, Callable[..., Any]]:
+    """Return the functions `<name>_call` of a text, by name. The text is compiled now, or was by an earlier process."""
+    symbols = [f"{name}_call" for name in names]
+    addresses = machine_code.addresses_of(text, symbols, cpu)
+    return {
+        name: new_function(define(symbol, address, METH_FASTCALL, "A compiled group of operations."))
+        for name, symbol, address in zip(names, symbols, addresses, strict=True)
+    }

@@ -1,7 +1,7 @@
 """Groups: what one kernel computes, as data. `group_kernel` writes its text, and a pass of the compiler makes groups.
 
-A group has a **domain**, a list of axes with their sizes, from the outermost to the innermost. Each value varies over some axes
-of the domain, and is the same along the others. So a group of `(8, 128, 256)` may have a bias over axis 2, and row sums over axes
+A group has a **domain**, a list of axes with their sizes, from the outermost to the innermost. Each value varies over some of
+them, and is the same along the others. So a group of `(8, 128, 256)` may have a bias over axis 2, and row sums over axes
 0 and 1. A value lies in C order over its axes, without those along which it is the same.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Group", "GroupNumber", "GroupStep", "GroupValue"]
+__all__ = ["FusedGroup", "GroupKernel", "GroupNumber", "GroupStep", "GroupValue"]
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,12 @@ class GroupNumber:
 
 @dataclass(frozen=True)
 class GroupStep:
-    """One operation. Its operands are positions in `Group.values`, or numbers.
+    """One operation. Its operands are positions in `FusedGroup.values`, or numbers.
 
     - `operation`: a name in `operations.OPERATIONS`, whose operands have one kind; "convert", to the kind of the result; or a
       reduction, "reduce_sum", "reduce_max" or "reduce_min", over the operand's axes that the result lacks.
-    - `result`: a position in `Group.values`. It varies over the axes of all operands of an operation that is not a reduction.
+    - `result`: a position in `FusedGroup.values`. It varies over the axes of all operands, and perhaps over more. (Not so for a
+      reduction.)
     """
 
     operation: str
@@ -47,13 +48,14 @@ class GroupStep:
 
 
 @dataclass(frozen=True)
-class Group:
+class FusedGroup:
     """A group: `steps` in an order in which each reads only inputs and earlier results.
 
     - `sizes`: the sizes of the domain's axes, each 2 or more. An empty domain is one element.
     - `inputs`, `outputs`: positions in `values`. Inputs are operands of the kernel, and outputs its results, in these orders.
-    - Reductions whose result a step of the group reads all reduce the same axes: the last ones of the domain, over each of which
-      every value varies or over none. So a row of these axes can be passed several times.
+
+    Reductions whose result a step of the group reads all reduce the same axes, the last ones of the domain. Every value varies
+    over all of these, or over none. So a row of these axes can be passed several times.
     """
 
     sizes: tuple[int, ...]
@@ -61,3 +63,23 @@ class Group:
     inputs: tuple[int, ...]
     steps: tuple[GroupStep, ...]
     outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GroupKernel:
+    """The text of a kernel.
+
+    - `declarations`: what it needs beside it, by name.
+    - `definition`: its function, which takes the addresses of inputs, outputs, and of a workspace if it needs one.
+    - `aliases`: pairs (output, input): the output may be written to that input's memory.
+    - `cost`: about how many simple instructions on one element it takes.
+    """
+
+    name: str
+    inputs: int
+    outputs: int
+    declarations: tuple[tuple[str, str], ...]
+    definition: str
+    workspace_bytes: int
+    aliases: frozenset[tuple[int, int]]
+    cost: int

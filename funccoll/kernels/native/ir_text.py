@@ -16,7 +16,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 
-__all__ = ["COMPUTED", "LANES", "KernelText", "Value", "bits_of_double", "elementwise"]
+__all__ = ["COMPUTED", "LANES", "KernelText", "Value", "bits_of_double", "bytes_of", "elementwise", "stored_kind"]
 
 LANES = 32
 """The elements of each vector. It is part of what a program computes: it never follows the processor."""
@@ -27,6 +27,16 @@ _STORED = {"bfloat": "i16", "bool": "i8"}
 COMPUTED = {"half": "float", "bfloat": "float", "bool": "i1"}
 """Kinds in memory -> the kinds of their values in kernels; all others are computed as they are."""
 _INTEGER_OF = {"float": "i32", "double": "i64"}
+
+
+def bytes_of(kind: str) -> int:
+    """Return the bytes of an element in memory."""
+    return _BYTES[kind]
+
+
+def stored_kind(kind: str) -> str:
+    """Return the kind of elements in memory as LLVM's language names it."""
+    return _STORED.get(kind, kind)
 
 
 def _literal(kind: str, number: float) -> str:
@@ -237,10 +247,12 @@ class KernelText:
         self._declared[function] = f"declare {result} @{function}({', '.join(v.type for v in operands)})"
         return self.emit(kind, f"call {result} @{function}({', '.join(map(repr, operands))})")
 
-    def stack(self, kind: str) -> str:
-        """Return the address of a buffer of one vector on the stack."""
-        name = self.new_name()
-        self._entry.append(f"  {name} = alloca <{self.lanes} x {_STORED.get(kind, kind)}>, align 64")
+    def stack(self, kind: str, zero: bool = False) -> str:
+        """Return the address of a buffer of one vector on the stack, `zero` at first or undefined."""
+        name, vector = self.new_name(), f"<{self.lanes} x {_STORED.get(kind, kind)}>"
+        self._entry.append(f"  {name} = alloca {vector}, align 64")
+        if zero:
+            self._entry.append(f"  store {vector} zeroinitializer, ptr {name}, align 64")
         return name
 
     def support(self, name: str, text: str) -> None:
@@ -261,11 +273,21 @@ class KernelText:
             lanes = ", ".join(f"i32 {min(k, count)}" for k in range(self.lanes))
             widened = f"shufflevector {part} {short.name}, {part} zeroinitializer, <{self.lanes} x i32> <{lanes}>"
             found = self.emit(stored, widened)
+        return self.widened(found, kind)
+
+    def widened(self, found: Value, kind: str) -> Value:
+        """Return elements of a kind as kernels compute them."""
         if kind == "bool":
             return found.compare("ne", 0)
         if kind == "bfloat":
             return (found.convert("zext", "i32") << 16).as_floats()
         return found.convert("fpext", "float") if kind == "half" else found
+
+    def rounded(self, value: Value, kind: str) -> Value:
+        """Return float32 rounded to a kind of 16 bits; other kinds as they are."""
+        if kind == "half":
+            return value.convert("fptrunc", "half").convert("fpext", "float")
+        return self.widened(_rounded_to_bfloat(value), kind) if kind == "bfloat" else value
 
     def store(self, value: Value, pointer: str, count: int | None = None, kind: str = "") -> None:
         """Write a vector, or its first `count` elements, to an address, which has the alignment of its elements.
@@ -299,9 +321,11 @@ class KernelText:
     def fold_lanes(self, operation: str, value: Value) -> str:
         """Return the scalar that an operation makes of a vector's lanes, in halves: lane k with lane k + lanes / 2 first.
 
-        `operation` is LLVM's, such as "fadd", or "max", whose result with a NaN is NaN.
+        `operation` is "sum", "max" or "min". A maximum with a NaN is NaN.
         """
         name, width = value.name, self.lanes
+        relation = {"max": "oge" if value.is_float else "sge", "min": "ole" if value.is_float else "sle"}.get(operation)
+        compare, add = ("fcmp", "fadd") if value.is_float else ("icmp", "add")
         while width > 1:
             vector, half = f"<{width} x {value.kind}>", width // 2
             parts = []
@@ -310,31 +334,33 @@ class KernelText:
                 parts.append(self.new_name())
                 self.line(f"  {parts[-1]} = shufflevector {vector} {name}, {vector} poison, <{half} x i32> <{lanes}>")
             kind, name = f"<{half} x {value.kind}>", self.new_name()
-            if operation == "max":
-                more, is_nan, keeps = (self.new_name() for _ in range(3))
-                self.line(f"  {more} = fcmp oge {kind} {parts[0]}, {parts[1]}")
-                self.line(f"  {is_nan} = fcmp uno {kind} {parts[0]}, {parts[0]}")
-                self.line(f"  {keeps} = or <{half} x i1> {more}, {is_nan}")
-                self.line(f"  {name} = select <{half} x i1> {keeps}, {kind} {parts[0]}, {kind} {parts[1]}")
+            if relation is None:
+                self.line(f"  {name} = {add} {kind} {parts[0]}, {parts[1]}")
             else:
-                self.line(f"  {name} = {operation} {kind} {parts[0]}, {parts[1]}")
+                keeps = self.new_name()
+                self.line(f"  {keeps} = {compare} {relation} {kind} {parts[0]}, {parts[1]}")
+                if value.is_float:
+                    more, is_nan, keeps = keeps, self.new_name(), self.new_name()
+                    self.line(f"  {is_nan} = fcmp uno {kind} {parts[0]}, {parts[0]}")
+                    self.line(f"  {keeps} = or <{half} x i1> {more}, {is_nan}")
+                self.line(f"  {name} = select <{half} x i1> {keeps}, {kind} {parts[0]}, {kind} {parts[1]}")
             width = half
         scalar = self.new_name()
         self.line(f"  {scalar} = extractelement <1 x {value.kind}> {name}, i32 0")
         return scalar
 
+    def declarations(self) -> tuple[tuple[str, str], ...]:
+        """Return what the kernel needs beside it, by name."""
+        return (*self._declared.items(), *self._support.items())
+
+    def definition(self, signature: str, begin: str = "") -> str:
+        """Return the text of the function. `begin` comes behind the memory on the stack."""
+        head = f"define void @{self.name}({signature}) nounwind {{"
+        return "\n".join([head, "entry:", *self._entry, *([begin] if begin else []), *self._lines, "}"])
+
     def text(self, signature: str) -> str:
         """Return the text of the whole module."""
-        parts = [
-            *self._declared.values(),
-            *self._support.values(),
-            f"define void @{self.name}({signature}) nounwind {{",
-            "entry:",
-            *self._entry,
-            *self._lines,
-            "}",
-        ]
-        return "\n".join(parts) + "\n"
+        return "\n".join([*(text for _, text in self.declarations()), self.definition(signature)]) + "\n"
 
 
 def _copy_loop(kernel: KernelText, label: str, then: str, count: str, pairs: Sequence[tuple[str, str, str]]) -> None:

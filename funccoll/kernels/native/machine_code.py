@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["LEVELS", "address_of", "object_code", "processor_level", "why_not"]
+from ...config import FUSE
+
+__all__ = ["LEVELS", "address_of", "addresses_of", "compute_mode", "object_code", "processor_level", "why_not"]
 
 LEVELS = "x86-64-v3", "x86-64-v4"
 """The kinds of processors for which there is code. Both have FMA; plain x86-64 would call a function for each element."""
@@ -55,6 +58,12 @@ def why_not() -> str | None:
     return None
 
 
+def compute_mode() -> str:
+    """Return what computes the elementwise operations of compiled programs: "fused kernels", or "NumPy" and why."""
+    why = f"{FUSE}=0" if FUSE.read() == "0" else why_not()
+    return f"NumPy ({why})" if why else "fused kernels"
+
+
 def object_code(text: str, cpu: str) -> bytes:
     """Compile a kernel's text for a processor. Nothing is kept."""
     binding, machine = _binding(), _target_machine(cpu)
@@ -63,10 +72,16 @@ def object_code(text: str, cpu: str) -> bytes:
 
 def address_of(text: str, symbol: str, cpu: str | None = None) -> int:
     """Return the address of a function of a text, compiled now or by an earlier process."""
+    return addresses_of(text, [symbol], cpu)[0]
+
+
+def addresses_of(text: str, symbols: Sequence[str], cpu: str | None = None) -> list[int]:
+    """Return the addresses of functions of a text, compiled now or by an earlier process."""
     from .. import object_cache
 
     cpu = cpu or processor_level()
     if cpu is None:
         raise NotImplementedError(why_not())
     name = f"native-{cpu}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
-    return object_cache.load(*object_cache.kept(name, lambda: (symbol, object_code(text, cpu))))
+    _, code = object_cache.kept(name, lambda: (symbols[0], object_code(text, cpu)))
+    return object_cache.load_all(symbols, code)

@@ -182,12 +182,12 @@ class _Rows:
             assert value is not None
             if total.operation == "sum" and value.kind == "float":
                 wide = value.convert("fpext", "double")
-                scalar = kernel.fold_lanes("fadd", wide if total.wide is None else total.wide + wide)
+                scalar = kernel.fold_lanes("sum", wide if total.wide is None else total.wide + wide)
                 narrow = kernel.new_name()
                 kernel.line(f"  {narrow} = fptrunc double {scalar} to float")
                 scalar = narrow
             else:
-                scalar = kernel.fold_lanes("fadd" if total.operation == "sum" else "max", value)
+                scalar = kernel.fold_lanes(total.operation, value)
             self.scalars[name], self.reduced[name] = scalar, kernel.splat(value.kind, scalar)
 
 

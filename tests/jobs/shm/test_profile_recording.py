@@ -75,6 +75,7 @@ def test_a_chain_of_waits_leads_to_the_late_rank(chain):
     assert np.allclose(blame.waited.sum(), blame.caused.sum() + blame.machine + blame.unknown)
 
 
+@pytest.mark.usefixtures("numpy_compute")  # the lines of a group are recorded as one
 def test_a_rank_that_enters_late_and_the_lines_that_compute(tmp_path):
     run("late", 2, tmp_path)
     profile = Profile.load(tmp_path)

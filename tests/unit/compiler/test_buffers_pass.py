@@ -50,6 +50,7 @@ def test_large_results_of_collectives_are_reused_between_processes():
     assert reused() == []  # virtual devices share them
 
 
+@pytest.mark.usefixtures("numpy_compute")
 def test_views_keep_their_memory_alive():
     def fn(x):
         a = np.sin(x)

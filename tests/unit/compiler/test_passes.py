@@ -71,6 +71,7 @@ def test_common_subexpressions_are_computed_once():
     assert names(after).count("all_reduce") == 1
 
 
+@pytest.mark.usefixtures("numpy_compute")
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_scan_stacks_each_result_once(reverse):
     """Also where a gradient's residuals are among the results of the function."""

@@ -133,6 +133,7 @@ def test_drawings_have_the_scopes(line):
         assert ("the same named scope" in " ".join(drawing.scene.notes)) == (f is deep)
 
 
+@pytest.mark.usefixtures("numpy_compute")
 def test_a_profile_of_lines_computes_the_same_and_names_the_line_of_an_exception(line, tmp_path):
     def step(x, i):
         with fc.named_scope("first"):

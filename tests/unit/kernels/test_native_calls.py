@@ -12,7 +12,10 @@ from funccoll.kernels.native import machine_code
 from funccoll.kernels.native.fast_call import call_text, function_of
 from funccoll.kernels.native.ir_text import elementwise
 
-pytestmark = pytest.mark.skipif(machine_code.why_not() is not None, reason=str(machine_code.why_not()))
+pytestmark = [
+    pytest.mark.covers("jit"),
+    pytest.mark.skipif(machine_code.why_not() is not None, reason=str(machine_code.why_not())),
+]
 
 COUNT = 100
 

@@ -18,7 +18,10 @@ from funccoll.kernels.native import elementary, machine_code
 from funccoll.kernels.native.elementary import FUNCTIONS, ULP
 from funccoll.kernels.native.ir_text import LANES, KernelText, elementwise
 
-pytestmark = pytest.mark.skipif(machine_code.why_not() is not None, reason=str(machine_code.why_not()))
+pytestmark = [
+    pytest.mark.covers("jit"),
+    pytest.mark.skipif(machine_code.why_not() is not None, reason=str(machine_code.why_not())),
+]
 
 BEST = machine_code.processor_level()
 LEVELS = machine_code.LEVELS[: machine_code.LEVELS.index(BEST) + 1] if BEST else ()

@@ -231,6 +231,7 @@ DRAWS = {
 }
 
 
+@pytest.mark.usefixtures("numpy_compute")
 @pytest.mark.parametrize("name", DRAWS)
 def test_jitted_draws_equal_eager_ones(name):
     key = fc.random.key(42)
@@ -238,6 +239,7 @@ def test_jitted_draws_equal_eager_ones(name):
     assert not np.array_equal(DRAWS[name](key), DRAWS[name](fc.random.key(43)))
 
 
+@pytest.mark.usefixtures("numpy_compute")
 @pytest.mark.parametrize("axes", [{"a": 1}, {"a": 3}, {"a": 8}, {"a": 2, "b": 4}], ids=str)
 def test_each_device_has_its_own_stream_on_any_mesh(axes):
     """fold_in of a device's index: what device i draws depends on i, and not on how many devices there are."""

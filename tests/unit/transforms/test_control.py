@@ -117,6 +117,7 @@ def test_values_and_gradients_are_those_of_jax(name, jax_results):
                 np.testing.assert_allclose(np.asarray(mine), theirs, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.usefixtures("numpy_compute")
 @in_groups("name", ALL)
 def test_compiled_loops_have_the_bits_of_eager_ones(name):
     fn, arguments = of_arguments(name)

@@ -15,7 +15,7 @@ from funccoll.errors import TraceError
 from funccoll.primitives.higher_order import checkpoint_name_p, optimization_barrier_p
 from tests.support.example_counts import examples
 
-pytestmark = pytest.mark.covers("checkpoint")
+pytestmark = [pytest.mark.covers("checkpoint"), pytest.mark.usefixtures("numpy_compute")]
 
 policies = fc.checkpoint_policies
 ONE = fc.make_mesh({"data": 1})

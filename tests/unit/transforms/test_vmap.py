@@ -245,6 +245,7 @@ def test_set():
 # ---------------------------------------------------------------- randomness
 
 
+@pytest.mark.usefixtures("numpy_compute")
 def test_random_numbers_of_many_keys():
     """Each key's numbers are those that it gives alone, in one equation."""
     keys = fc.random.split(fc.random.key(1), 6).reshape(2, 3, 2)
