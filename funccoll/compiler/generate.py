@@ -23,12 +23,18 @@ from .passes.snapshots import snapshots
 if TYPE_CHECKING:
     from ..schedules.schedule import Schedule
 
-__all__ = ["checks_passes", "generate"]
+__all__ = ["checks_passes", "generate", "in_execution_order"]
 
 
 def checks_passes() -> bool:
     """True if the user wants every program checked after every pass."""
     return CHECK.read() == "1"
+
+
+def in_execution_order(program: Program, fused: bool) -> Program:
+    """Return a program as it runs: its collectives are grouped, and its compute, too, if it is `fused`."""
+    ordered = at_all_depths(lambda p: drop_barriers(group_collectives(snapshots(p))))(program)
+    return at_all_depths(fuse)(ordered) if fused else ordered
 
 
 def generate(
@@ -44,12 +50,10 @@ def generate(
 
     `arguments` are the names of the inputs in messages. `results_are_arrays`: see `codegen.compile_program`.
     """
-    ordered = at_all_depths(lambda p: drop_barriers(group_collectives(snapshots(p))))(program)
     transport, virtual = transport_of(mesh), mesh.is_fully_addressable
     on_cpu = mesh.device_type == "cpu"
     search = MODES.non_finite if on_cpu else None
-    if on_cpu and search is None:  # the search names single operations
-        ordered = at_all_depths(fuse)(ordered)
+    ordered = in_execution_order(program, fused=on_cpu and search is None)  # the search names single operations
     if checks_passes():
         ordered.check()
     of_results = {eqn.outputs or eqn: schedule for eqn, schedule in schedules.items()}  # operands may have changed by now

@@ -28,7 +28,7 @@ from .codegen.generated_program import require_devices
 from .debug_modes import asked_for
 from .fast_paths import FastPath, make_fast_path
 from .garbage_collection import without_garbage_collection
-from .generate import checks_passes, generate
+from .generate import checks_passes, generate, in_execution_order
 from .passes import run_passes
 from .report import CollectiveTable, cost_analysis
 from .resharding import reshard
@@ -210,6 +210,17 @@ class _Scheduled(_Stage):
 
 class Lowered(_Scheduled):
     """The program after the passes."""
+
+    def as_text(self, fused: bool = False) -> str:
+        """Return the program, printed like a jaxpr, followed by the widenings.
+
+        Args:
+            fused: As it runs on CPUs: collectives are grouped, and each `fused` equation is one kernel, whose operations are
+                indented below it. With FUNCCOLL_FUSE=0, or on a machine without these kernels, there are none.
+        """
+        if not fused:
+            return super().as_text()
+        return "\n\n".join(filter(None, [in_execution_order(self.program, True).text(), self._widenings_text()]))
 
     def compile(self) -> Compiled:
         """Make it executable on this process's devices."""

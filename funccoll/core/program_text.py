@@ -20,6 +20,8 @@ def program_text(program: Program, sources: bool = True) -> str:
 
 def parameter_texts(eqn: Equation) -> dict[str, str]:
     """Return the parameters of an equation as text, by name, without the programs below it."""
+    if eqn.primitive.name == "fused":  # its body says all
+        return {}
     bodies = eqn.bodies
     shown = {k: v for k, v in eqn.params.items() if not (bodies and (k in bodies or k == "branches"))}
     return {k: _param(v) for k, v in sorted(shown.items())}
@@ -51,7 +53,8 @@ def _lines(program: Program, head: str, sources: bool) -> list[str]:
         if sources and eqn.source is not None:
             line = f"{line:<64}  # {eqn.source}"
         lines.append(line)
-        for name, body in eqn.bodies.items():
+        bodies = {"kernel": eqn.params["body"]} if eqn.primitive.name == "fused" else eqn.bodies
+        for name, body in bodies.items():
             lines += [f"        {line}" for line in _lines(body, f"{name}: {{ lambda ", sources)]
     outs = ", ".join(map(used, program.outputs)) + ("," if len(program.outputs) == 1 else "")
     return [*lines, f"  in ({outs}) }}"]

@@ -24,6 +24,7 @@ from .._version import __version__
 from ..core.c_extension import why_not
 from ..core.display import size_text
 from ..kernels import cuda_toolkit
+from ..kernels.native.machine_code import processor_level, why_not_fused
 from ..user_lines import PACKAGE
 from . import host, process_memory
 from .checks import Check
@@ -95,6 +96,12 @@ def _software() -> Iterator[Check]:
         )
     else:
         yield Check(section, "kernels", f"{len(list(folder.glob('*.o')))} kept in {folder}")
+    if why_numpy := why_not_fused():
+        unset = why_numpy.startswith(config.FUSE)
+        advice = f"Unset {config.FUSE}." if unset else "Install a newer numba, or use a processor with AVX2."
+        yield Check(section, "compute", f"by NumPy, one operation at a time: {why_numpy}", "absent", advice)
+    else:
+        yield Check(section, "compute", f"by fused kernels for {processor_level()}")
 
 
 def _variables(environment: Mapping[str, str] = os.environ) -> Iterator[Check]:

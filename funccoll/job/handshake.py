@@ -17,6 +17,7 @@ from typing import Any
 from .. import config
 from .._version import __version__
 from ..errors import RendezvousError
+from ..kernels.native.machine_code import compute_mode
 from ..platforms import blas
 from ..user_lines import PACKAGE
 from .packets import peer, receive, same_user
@@ -60,6 +61,7 @@ def installation() -> dict[str, str]:
         "NumPy": version("numpy"),
         "Numba": version("numba"),
         "threads": str(blas.threads()),
+        "compute": compute_mode(),
     }
 
 
@@ -67,8 +69,8 @@ def describe_installation(installed: Mapping[str, Any]) -> str:
     """An installation in words."""
     return (
         f"funccoll {installed.get('funccoll')} of {installed.get('folder')} (sources {installed.get('sources')}, protocol "
-        f"{installed.get('protocol')}) with NumPy {installed.get('NumPy')}, Numba {installed.get('Numba')} and "
-        f"{config.BLAS_THREADS}={installed.get('threads')}"
+        f"{installed.get('protocol')}) with NumPy {installed.get('NumPy')}, Numba {installed.get('Numba')}, compute by "
+        f"{installed.get('compute')} and {config.BLAS_THREADS}={installed.get('threads')}"
     )
 
 

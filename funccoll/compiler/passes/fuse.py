@@ -88,10 +88,10 @@ def fuse(program: Program) -> Program:
             intervals[-1].append(eqn)
     after: list[Equation] = []
     for interval in reversed(intervals):
-        fused = _fuse_interval(program, interval, read_later) if len(interval) > 1 else interval
+        fused = _fuse_interval(program, interval, read_later)
         read_later.update(a for eqn in interval for a in eqn.inputs if type(a) is Var)
         after[:0] = fused
-    if len(after) == len(program.equations):
+    if not any(eqn.primitive is fused_p for eqn in after):
         return program
     return program.replace(equations=tuple(after), before_fusion=program)
 
@@ -104,6 +104,8 @@ def _fuse_interval(program: Program, equations: Sequence[Equation], read_later: 
     reports = [eqn for eqn in equations if eqn.primitive.kind == "debug"]
     shown = {a for eqn in reports for a in eqn.inputs if type(a) is Var}
     alike: dict[frozenset[str], list[Equation]] = {}
+    if len(equations) == 1 and (equations[0].communicates or equations[0].primitive.kind == "control"):
+        return equations
     for eqn in equations:
         if eqn.primitive.kind != "debug":
             alike.setdefault(eqn.outputs[0].type.varying, []).append(eqn)
@@ -111,7 +113,7 @@ def _fuse_interval(program: Program, equations: Sequence[Equation], read_later: 
     for varying in sorted(alike, key=lambda v: (len(v), sorted(v))):  # as code generation orders them
         elsewhere = {a for v, own in alike.items() if v != varying for e in own for a in e.inputs if type(a) is Var}
         ordered += _Fusion(program, alike[varying], read_later | elsewhere | shown).result()
-    if len(ordered) + len(reports) == len(equations):
+    if not any(eqn.primitive is fused_p for eqn in ordered):
         return equations
     return _with_reports(ordered, reports)
 
@@ -141,6 +143,8 @@ class _Fusion:
             for a in dict.fromkeys(a for a in eqn.inputs if type(a) is Var):
                 self.readers.setdefault(a, []).append(i)
         self.group_of: dict[int, _Draft] = {}
+        self.merged: list[_Draft] = []
+        """The groups of several equations."""
         self.replaced: set[int] = set()
         """Equations that groups compute, and nothing else needs."""
 
@@ -180,13 +184,14 @@ class _Fusion:
         if self.path(first, second) or self.path(second, first):
             return
         merged.members.sort()
+        self.merged = [d for d in self.merged if d is not first and d is not second] + [merged]
         for i in merged.members:
             self.group_of[i] = merged
 
     def path(self, first: _Draft, second: _Draft) -> bool:
         """True if a path leads from one group to the other through equations outside."""
-        last, inside, targets = max(second.members), {*first.members}, {*second.members}
-        if last < min(first.members):
+        last, inside, targets = self.last_before(second), {*first.members}, {*second.members}
+        if last < first.members[0]:
             return False
         seen: set[int] = set()
         todo = [r for i in first.members for r in self.next(i) if r not in inside and r not in targets]
@@ -202,6 +207,18 @@ class _Fusion:
                         return True
                     todo.append(r)
         return False
+
+    def last_before(self, draft: _Draft) -> int:
+        """Return the last equation from which a path may lead to a group.
+
+        An equation leads to later ones, and those of a group wait for each other.
+        """
+        last = draft.members[-1]
+        for other in sorted(self.merged, key=lambda d: d.members[0]):
+            if other.members[0] > last:
+                break
+            last = max(last, other.members[-1])
+        return last
 
     def next(self, i: int) -> Iterable[int]:
         """Return the equations that read the results of one."""
@@ -252,11 +269,16 @@ class _Fusion:
             nodes += [eqn] if i not in self.replaced else []
         made = {v: node for node in nodes for v in node.outputs}
         out: dict[Equation, None] = {}
+        begun: set[Equation] = set()
         for node in nodes:  # depth first, so that the order of the program is kept where it can be
             todo = [node]
             while todo:
-                waits = [made[a] for a in todo[-1].inputs if type(a) is Var and a in made and made[a] not in out]
-                if waits and todo[-1] not in out:
+                top = todo[-1]
+                waits = [made[a] for a in top.inputs if type(a) is Var and a in made and made[a] not in out]
+                if waits and top not in out:
+                    if top in begun:
+                        raise AssertionError("groups wait for each other")
+                    begun.add(top)
                     todo += waits
                 else:
                     out.setdefault(todo.pop())

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...config import FUSE
 
-__all__ = ["LEVELS", "address_of", "addresses_of", "compute_mode", "object_code", "processor_level", "why_not"]
+__all__ = ["LEVELS", "address_of", "addresses_of", "compute_mode", "object_code", "processor_level", "why_not", "why_not_fused"]
 
 LEVELS = "x86-64-v3", "x86-64-v4"
 """The kinds of processors for which there is code. Both have FMA; plain x86-64 would call a function for each element."""
@@ -58,9 +58,14 @@ def why_not() -> str | None:
     return None
 
 
+def why_not_fused() -> str | None:
+    """Return why compiled programs compute without fused kernels: the user's choice, or the machine."""
+    return f"{FUSE}=0" if FUSE.read() == "0" else why_not()
+
+
 def compute_mode() -> str:
-    """Return what computes the elementwise operations of compiled programs: "fused kernels", or "NumPy" and why."""
-    why = f"{FUSE}=0" if FUSE.read() == "0" else why_not()
+    """Return what computes the operations of compiled programs: "fused kernels", or "NumPy" and why."""
+    why = why_not_fused()
     return f"NumPy ({why})" if why else "fused kernels"
 
 

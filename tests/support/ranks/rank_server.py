@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from funccoll import api  # noqa: F401 (for the ranks that are forked)
-from funccoll.config import BLAS_THREADS
+from funccoll.config import BLAS_THREADS, FUSE
 from funccoll.errors import ScheduleError
 from funccoll.job.handshake import installation
 from funccoll.kernels.cpu import combine_address, interpreter
@@ -135,10 +135,10 @@ if __name__ == "__main__":
     import_all(())
     descriptors = map(int, sys.argv[1:])
     request = Server(*(socket.socket(fileno=descriptor) for descriptor in descriptors)).serve()
-    threads = os.environ.get(BLAS_THREADS)
+    read = [os.environ.get(name) for name in (BLAS_THREADS, FUSE)]
     os.environ.clear()
     os.environ.update(request["environment"])
-    if os.environ.get(BLAS_THREADS) != threads:
+    if [os.environ.get(name) for name in (BLAS_THREADS, FUSE)] != read:
         installation.cache_clear()
     with END:
         exec(compile(request["script"], "<script>", "exec"))

@@ -20,6 +20,7 @@ MESH = fc.make_mesh({"data": 4, "model": 2})
 X = np.arange(32, dtype=np.float32).reshape(8, 4)
 
 
+@pytest.mark.usefixtures("numpy_compute")
 def test_what_does_not_vary_is_computed_once(monkeypatch):
     calls = []
     from funccoll.primitives.elementwise import UFUNCS
