@@ -13,6 +13,9 @@ kept, and else in float64. So the order depends on the group alone, and errors s
 
 **Ends of rows.** The elements behind the last whole vector pass through a buffer on the stack, of one vector. So the text has
 one body for a phase. Reductions skip the lanes behind the end.
+
+**Short rows.** If a row has 16 elements or fewer, and nothing is summed over rows, a vector has several. Their order of sums is
+that of one row in a vector.
 """
 
 from __future__ import annotations
@@ -373,6 +376,11 @@ class _Kernel(_Shape):
         for step, accumulator in zip(self.sums, accumulators, strict=True):
             self.finish(step, accumulator)
         kernel.line("  ret void")
+        return self.finished(self.rows * self.vectors)
+
+    def finished(self, vectors: int) -> GroupKernel:
+        """Return the kernel, whose steps compute so many vectors."""
+        kernel, group = self.kernel, self.group
         names = [*(f"ptr %i{k}" for k in range(len(group.inputs))), *(f"ptr %o{k}" for k in range(len(group.outputs)))]
         if self.work:
             names.append("ptr %work")
@@ -385,7 +393,7 @@ class _Kernel(_Shape):
             kernel.definition(", ".join(names), "  br label %begin\nbegin:"),
             self.work,
             self.aliases(),
-            units * self.rows * self.vectors * LANES,
+            units * vectors * LANES,
         )
 
     def steps_of_head(self, p: int, scalars: bool = False) -> None:
@@ -702,6 +710,127 @@ class _Kernel(_Shape):
         self._end_vectors(k, top, rows, 1)
 
 
+class _ShortRows(_Kernel):
+    """The text of a kernel whose vectors have several short rows, each in a segment of the next power of two of lanes.
+
+    A value that is the same along a row fills its segment. The last rows pass through buffers on the stack if they are fewer.
+    """
+
+    def __init__(self, name: str, group: FusedGroup):
+        super().__init__(name, group)
+        self.segment = 1 << (self.length - 1).bit_length()
+        self.together = LANES // self.segment
+
+    def packs(self) -> bool:
+        """True if several rows fit a vector, and nothing is summed over them."""
+        return self.together > 1 and len(self.outer) == 1 and self.rows >= self.together and not self.sums
+
+    def lanes(self, value: Value, places: Sequence[int]) -> Value:
+        """Append the choice of a lane for each lane; those behind the end have anything."""
+        chosen = ", ".join(f"i32 {k}" for k in (*places, *[0] * (LANES - len(places))))
+        return self.kernel.emit(value.kind, f"shufflevector {value!r}, {value.type} poison, <{LANES} x i32> <{chosen}>")
+
+    def elements(self, v: int, rows: int) -> int:
+        """Return the elements of a value in some rows."""
+        return (rows if self.keeps[v][0] else 1) * (self.length if self.full[v] else 1)
+
+    def loaded(self, v: int, place: str) -> Value:
+        """Append the load of a value of some rows into segments."""
+        stride = (self.length if self.full[v] else 1) if self.keeps[v][0] else 0
+        places = [
+            k // self.segment * stride + (min(k % self.segment, self.length - 1) if self.full[v] else 0) for k in range(LANES)
+        ]
+        found = self.kernel.load(self.group.values[v].kind, place, self.elements(v, self.together))
+        return found if places == [*range(LANES)] else self.lanes(found, places)
+
+    def written(self, v: int, place: str) -> None:
+        """Append the store of a value of some rows."""
+        count, width = self.elements(v, self.together), self.length if self.full[v] else 1
+        places = [k // width * self.segment + k % width for k in range(count)]
+        found = self.head[v] if places == [*range(LANES)] else self.lanes(self.head[v], places)
+        self.kernel.store(found, place, count, self.group.values[v].kind)
+
+    def reduced(self, step: GroupStep) -> Value:
+        """Append a reduction of each row, in all lanes of its segment."""
+        operation, term = _REDUCTIONS[step.operation], self.head[_only(step)]
+        kind = term.kind
+        if self.length < self.segment:
+            counts = ", ".join(f"i1 {'true' if k % self.segment < self.length else 'false'}" for k in range(LANES))
+            term = self.masked(step, term, Value(self.kernel, "i1", f"<{counts}>"))
+        if operation == "sum" and kind == "float":
+            term = term.convert("fpext", "double")
+        width = self.segment // 2
+        while width:
+            term = self.combined(operation, term, self.lanes(term, [k ^ width for k in range(LANES)]))
+            width //= 2
+        if operation == "sum" and term.is_float and self.length == self.segment:
+            term = term + 0.0  # which lanes behind the end would be: the sum of -0 is 0
+        if term.kind != kind:
+            term = term.convert("fptrunc", kind)
+        # Lanes may differ in the sign of 0, and in what a NaN says: all of a segment have the first one's.
+        term = self.lanes(term, [k // self.segment * self.segment for k in range(LANES)])
+        return self.kernel.rounded(term, self.group.values[step.result].kind)
+
+    def steps(self, of_rows: bool) -> None:
+        """Append the steps whose results vary over rows, or the others."""
+        for step in self.group.steps:
+            if self.keeps[step.result][0] == of_rows:
+                found = self.reduced(step) if step.operation in _REDUCTIONS else self.computed(step, 0)
+                self.head[step.result] = found
+
+    def copied(self, kind: str, count: int, source: str, target: str) -> None:
+        """Append the copy of some elements."""
+        name, vector, size = self.kernel.new_name(), f"<{count} x {stored_kind(kind)}>", bytes_of(kind)
+        self.kernel.line(f"  {name} = load {vector}, ptr {source}, align {size}")
+        self.kernel.line(f"  store {vector} {name}, ptr {target}, align {size}")
+
+    def write(self) -> GroupKernel:
+        """Write the text."""
+        kernel, group = self.kernel, self.group
+        kinds = [v.kind for v in group.values]
+        self.body = {}
+        for v in group.inputs:
+            if not self.keeps[v][0]:
+                self.head[v] = self.loaded(v, self.name_of(v))
+        self.steps(of_rows=False)
+        made = [v for v in group.outputs if v in self.maker]
+        for v in made:
+            if not self.keeps[v][0]:
+                count = self.elements(v, 1)
+                kernel.store(self.head[v], self.name_of(v), count, kinds[v])
+        inputs = [v for v in group.inputs if self.keeps[v][0]]
+        outputs = [v for v in made if self.keeps[v][0]]
+        blocks, rest = -(-self.rows // self.together), self.rows % self.together
+        start = (blocks - 1) * self.together
+        ends = {v: self.place(kinds[v], self.name_of(v), str(self.elements(v, start))) for v in (*inputs, *outputs) if rest}
+        stacks = {v: kernel.stack(kinds[v], zero=True) for v in ends}
+        for v in inputs if rest else ():
+            self.copied(kinds[v], self.elements(v, rest), ends[v], stacks[v])
+        kernel.line("  br label %before.rows\nbefore.rows:\n  br label %rows\nrows:")
+        kernel.line("  %r = phi i64 [ 0, %before.rows ], [ %next.row, %rows ]")
+        if rest:
+            kernel.line(f"  %is.last = icmp eq i64 %r, {start}")
+        places: dict[int, str] = {}
+        for v in (*inputs, *outputs):
+            index, chosen = kernel.new_name(), kernel.new_name()
+            kernel.line(f"  {index} = mul i64 %r, {self.elements(v, 1)}")
+            places[v] = self.place(kinds[v], self.name_of(v), index)
+            if rest:
+                kernel.line(f"  {chosen} = select i1 %is.last, ptr {stacks[v]}, ptr {places[v]}")
+                places[v] = chosen
+        for v in inputs:
+            self.head[v] = self.loaded(v, places[v])
+        self.steps(of_rows=True)
+        for v in outputs:
+            self.written(v, places[v])
+        kernel.line(f"  %next.row = add i64 %r, {self.together}\n  %more.rows = icmp slt i64 %next.row, {self.rows}")
+        kernel.line("  br i1 %more.rows, label %rows, label %results\nresults:")
+        for v in outputs if rest else ():
+            self.copied(kinds[v], self.elements(v, rest), stacks[v], ends[v])
+        kernel.line("  ret void")
+        return self.finished(blocks)
+
+
 @dataclass
 class _Accumulator:
     """The sums of a reduction over other axes than the row: `count` vectors of `kind` at `base`.
@@ -727,4 +856,5 @@ def _only(step: GroupStep) -> int:
 
 def group_kernel(name: str, group: FusedGroup) -> GroupKernel:
     """Return the kernel of a group. Its function is called `name`."""
-    return _Kernel(name, group).write()
+    short = _ShortRows(name, group)
+    return (short if short.packs() else _Kernel(name, group)).write()
