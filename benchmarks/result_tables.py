@@ -94,6 +94,63 @@ def language_tables(data: dict[str, Any]) -> str:
     )
 
 
+def compute() -> str:
+    """Compute within a step against JAX and torch."""
+    path = ROOT / "benchmarks" / "results" / "compute.json"
+    return compute_tables(json.loads(path.read_text())) if path.exists() else "Not measured yet."
+
+
+def compute_tables(data: dict[str, Any]) -> str:
+    """The table of one run of benchmarks/compute: what loses most against its goal (or JAX) first, then the means."""
+    about = data["machine"]
+    cases = {name: case for name, case in data["cases"].items() if "failed" not in case}
+    failed = [f"{case['name']} **failed** ({case['failed']})" for case in data["cases"].values() if "failed" in case]
+    goal = lambda case: case["goal"] or 1.0
+    losses_first = sorted(cases, key=lambda name: -cases[name]["times_jax"]["fused"]["median"] / goal(cases[name]))
+    cell = lambda case, side: _time(case["sides"][side]["run"]["median"] * 1e6) if side in case["sides"] else ""
+    verdict = {None: "", True: "met", False: "**missed**"}
+    rows = []
+    for name, case in ((name, cases[name]) for name in losses_first):
+        ratio = "{median:.2f}× ({q1:.2f} to {q3:.2f})".format(**case["times_jax"]["fused"])
+        plain = f"{case['times_jax']['numpy']['median']:.2f}×" if "numpy" in case["times_jax"] else ""
+        first = " / ".join(_time(case["sides"][side]["first"]["median"] * 1e6) for side in ("fused", "jax"))
+        wanted = "" if case["goal"] is None else f"≤ {case['goal']:.2f}×"
+        if name in data["torch_goals"]:
+            wanted += f" and ≤ {data['torch_goals'][name]:.2f}× torch's"
+        wanted += f": {verdict[case['met']]}" if wanted else ""
+        times = " | ".join(cell(case, side) for side in ("fused", "jax", "torch", "torch.compile"))
+        rows.append(f"| {case['name']} | {times} | {ratio} | {wanted} | {plain} | {first} |")
+    what = {"run": "calls", "first": "first calls", "peak": "memory above arguments and results"}
+    mean = data["means"]["fused"]
+    judged = lambda kind: (
+        f"{mean[kind]:.2f}× (wanted ≤ {data['goals'][kind]:.2f}×: {verdict[mean[kind] <= data['goals'][kind]]})"
+    )
+    said = ", ".join(f"{words} {judged(kind)}" for kind, words in what.items())
+    if "numpy" in data["means"]:
+        said += "; without fusion " + ", ".join(f"{words} {data['means']['numpy'][kind]:.2f}×" for kind, words in what.items())
+    others = max(case["others"] for case in cases.values())
+    loads = [case["load"] for case in cases.values()]
+    versions = ", ".join(f"{k} {v}" for k, v in about["versions"].items() if k in ("numpy", "jax", "torch", "llvmlite"))
+    return "\n".join(
+        [
+            "| what | funccoll | JAX | torch | torch.compile | ours / JAX: median (quartiles) | goal | without fusion / JAX "
+            "| first call: ours / JAX |",
+            "|---|---|---|---|---|---|---|---|---|",
+            *rows,
+            "",
+            f"Geometric means of ours / JAX over these {len(cases)} cases: {said}.{''.join(f' {f}.' for f in failed)}",
+            "",
+            "Medians of rounds. All sides take turns, each a process with one thread on the same core, and their results are "
+            "compared first. float32 unless a row says other. *Without fusion* is FUNCCOLL_FUSE=0. The first call has empty "
+            "caches on disk, and imports are apart. Memory is the highest use in the first call and later ones, compilation "
+            "included, and at least 1 MiB. What is farthest above its goal (without one: above JAX) comes "
+            f"first. Measured on {about['cpu']}, {about['cores']} cores (load {min(loads):.1f} to {max(loads):.1f}; others "
+            f"kept at most {max(others, 0):.2f} cores busy), Python {about['python']}, {versions}. "
+            "`python -m benchmarks.compute` measures it again.",
+        ]
+    )
+
+
 def schedules() -> str:
     """The cost of making schedules."""
     data = _load("schedules")
@@ -508,6 +565,7 @@ TABLES = {
     "readme": readme_rows.table,
     "speed": speed,
     "speed:language": language,
+    "speed:compute": compute,
     "schedules": schedules,
     "speed:host": host,
     "speed:mpi": network,

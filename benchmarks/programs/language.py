@@ -109,11 +109,13 @@ LINEAR = {"rows": (("compile", "run"), 1000, 3000, 3.3), "collectives": (("compi
 
 
 class Process:
-    """One side of one case."""
+    """One side of one case: these words after the interpreter."""
 
-    def __init__(self, side: str, case: Case):
-        command = [sys.executable, *SIDE, side, case.program, *map(str, case.sizes)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, words: Sequence[str], environment: Mapping[str, str] | None = None):
+        command = [sys.executable, *words]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})}
+        )
         assert self.process.stdin
         assert self.process.stdout
         self.input, self.output = self.process.stdin, self.process.stdout
@@ -121,6 +123,10 @@ class Process:
     def ask(self, *command: Any) -> Any:
         """The answer to a command."""
         print(*command, file=self.input, flush=True)
+        return self.answer()
+
+    def answer(self) -> Any:
+        """The next line of the process."""
         answer = self.output.readline()
         if not answer:
             raise RuntimeError(f"{self.process.args} has ended with {self.process.wait()}")
@@ -133,14 +139,18 @@ class Process:
         self.process.wait()
 
 
+def _process(side: str, case: Case) -> Process:
+    return Process([*SIDE, side, case.program, *map(str, case.sizes)])
+
+
 def _measure(case: Case, pairs: int, rounds: int) -> tuple[dict[str, dict[str, list[float]]], float]:
     """By side and measure the figures of all rounds, and how many cores other processes kept busy."""
     sides = ("ours", "jax") if case.jax else ("ours",)
     found: dict[str, dict[str, list[float]]] = {side: {"compile": [], "run": [], "peak": []} for side in sides}
-    before = _children_seconds()
+    before = children_seconds()
     with OtherProcesses() as others:
         for _ in range(pairs):
-            processes = {side: Process(side, case) for side in sides}
+            processes = {side: _process(side, case) for side in sides}
             times = {}
             for side, process in processes.items():
                 found[side]["compile"].append(process.ask("compile"))
@@ -159,15 +169,16 @@ def _measure(case: Case, pairs: int, rounds: int) -> tuple[dict[str, dict[str, l
                     found[side]["run"].append(process.ask("run", times[side]))
             for process in processes.values():
                 process.close()
-    return found, others.rate(_children_seconds() - before)
+    return found, others.rate(children_seconds() - before)
 
 
-def _children_seconds() -> float:
+def children_seconds() -> float:
+    """Processor seconds of processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
-def _figures(values: Sequence[float]) -> dict[str, float]:
+def figures(values: Sequence[float]) -> dict[str, float]:
     """Median and quartiles, which lie among the values."""
     low, median, high = statistics.quantiles(values if len(values) > 1 else [*values] * 2, n=4, method="inclusive")
     return {"median": median, "q1": low, "q3": high}
@@ -182,12 +193,12 @@ def _rows(case: Case, found: dict[str, dict[str, list[float]]], others: float) -
             "name": case.name,
             "measure": measure,
             "unit": "MiB" if measure == "peak" else "s",
-            "ours": _figures(ours),
+            "ours": figures(ours),
             "others": others,
             "rounds": len(ours),
         }
         if jax is not None:
-            row |= {"jax": _figures(jax), "times_jax": _figures([a / b for a, b in zip(ours, jax, strict=True)])}
+            row |= {"jax": figures(jax), "times_jax": figures([a / b for a, b in zip(ours, jax, strict=True)])}
             row |= {"goal": goal, "met": None if goal is None else row["times_jax"]["median"] <= goal}
         rows.append(row)
         said = "" if jax is None else f"   JAX {row['jax']['median']:9.4f}   {row['times_jax']['median']:5.2f} × JAX's"
@@ -202,7 +213,7 @@ def _growth(line: str, pairs: int = 4, rounds: int = 3) -> list[dict[str, Any]]:
     cases = [next(case for case in LINES[line] if case.sizes[0] == size) for size in (small, large)]
     ratios: dict[str, list[float]] = {"the first time": [], "again": []}
     for _ in range(pairs):
-        processes = [Process("ours", case) for case in cases]
+        processes = [_process("ours", case) for case in cases]
         for number in range(rounds + 1):
             took = [sum(process.ask(m, *([1] if m == "run" else [])) for m in measures) for process in processes]
             ratios["again" if number else "the first time"].append(took[1] / took[0])
@@ -213,7 +224,7 @@ def _growth(line: str, pairs: int = 4, rounds: int = 3) -> list[dict[str, Any]]:
 
 def growth_row(line: str, when: str, ratios: Sequence[float]) -> dict[str, Any]:
     """The row of these ratios, one for each round."""
-    (_, small, large, goal), ratio = LINEAR[line], _figures(ratios)
+    (_, small, large, goal), ratio = LINEAR[line], figures(ratios)
     met = None if goal is None else ratio["median"] <= goal
     name = {"rows": "steps over `xs[t]`, compiled and run", "collectives": "collectives, compiled"}[line]
     print(f"{line}: {large:,} take {ratio['median']:.2f} times as long as {small:,}, {when}: {met}", flush=True)

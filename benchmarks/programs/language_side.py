@@ -24,7 +24,7 @@ from benchmarks.programs.language_cases import PROGRAMS, jax_dialect, our_dialec
 MIB = 2**20
 
 
-def _memory(field: str) -> float:
+def resident(field: str) -> float:
     """MiB, of /proc/self/status. (What getrusage says is at least what the process that started this one had.)"""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024 / MIB
@@ -35,7 +35,7 @@ class Side:
 
     def __init__(self, side: str, program: str, sizes: list[int]):
         self.lib = {"ours": our_dialect, "jax": jax_dialect}[side]()
-        self.before = _memory("VmRSS")
+        self.before = resident("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # the peak, from here on
         self.program, self.sizes = program, sizes
         self.options: dict[str, Any] = {}
@@ -73,7 +73,7 @@ class Side:
 
     def peak(self) -> float:
         """The highest use of memory so far, above that after the imports."""
-        return _memory("VmHWM") - self.before
+        return resident("VmHWM") - self.before
 
 
 def main(side: str, program: str, *sizes: str) -> None:

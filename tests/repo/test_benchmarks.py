@@ -4,6 +4,7 @@ import ast
 import json
 from graphlib import TopologicalSorter
 
+import numpy as np
 import pytest
 
 from tests.support.benchmark_records import RESULTS, ROOT, recorded
@@ -14,6 +15,7 @@ from tests.support.benchmark_records import RESULTS, ROOT, recorded
     [
         "speed",
         "speed:language",
+        "speed:compute",
         "schedules",
         "speed:host",
         "speed:mpi",
@@ -142,6 +144,66 @@ def test_the_language_is_measured_in_two_processes(tmp_path, result_tables):
     assert (compiled["measure"], ran["measure"], ran["goal"]) == ("compile", "run", 1.2)
     assert compiled["jax"]["median"] > 0 and "jax" not in data["lines"]["collectives"]["rows"][0]
     assert "by vmap | run |" in result_tables["language_tables"](data)
+
+
+# ---------------------------------------------------------------- compute within a step
+
+
+def check_compute(data):
+    """A record of benchmarks/compute says what its numbers say."""
+    for name, case in data["cases"].items():
+        if "failed" in case:
+            assert case["met"] is False
+            continue
+        figures = [f for side in case["sides"].values() for kind, f in side.items() if kind != "peak"]
+        assert all(0 < f["q1"] <= f["median"] <= f["q3"] for f in [*figures, *case["times_jax"].values()])
+        ratio = case["times_jax"]["fused"]["median"]
+        to_torch = case["sides"]["fused"]["run"]["median"] / case["sides"].get("torch", case["sides"]["fused"])["run"]["median"]
+        reached = case["goal"] is not None and ratio <= case["goal"] and to_torch <= data["torch_goals"].get(name, float("inf"))
+        assert case["met"] is (None if case["goal"] is None else reached)
+    assert {"load_before", "load_after", "cpu", "commit", "versions"} <= data["machine"].keys()
+
+
+def test_the_record_of_compute_has_every_case():
+    data = recorded("compute.json")
+    from benchmarks.compute.__main__ import means
+    from benchmarks.compute.cases import CASES
+
+    check_compute(data)
+    assert {name: (case["name"], case["goal"]) for name, case in data["cases"].items()} == {
+        name: (case.name, case.goal) for name, case in CASES.items()
+    }
+    found = means(data["cases"])
+    assert found.keys() == data["means"].keys()
+    assert all(mean == pytest.approx(found[side]) for side, mean in data["means"].items())
+
+
+@pytest.mark.slow
+def test_compute_is_measured_in_processes(tmp_path, result_tables):
+    pytest.importorskip("jax")
+    from benchmarks.compute import __main__ as compute
+
+    compute.main(["--quick", "--case", "twenty", "--out", str(tmp_path / "r")])
+    data = json.loads((tmp_path / "r").read_text())
+    check_compute(data)
+    assert {"fused", "jax"} <= data["cases"]["twenty"]["sides"].keys()
+    assert "| 20 operations on 4 KiB |" in result_tables["compute_tables"](data)
+    with pytest.raises(SystemExit):
+        compute.main(["--case", "thirty"])
+
+
+def test_results_that_differ_are_not_measured(tmp_path):
+    from benchmarks.compute.__main__ import differs
+    from benchmarks.compute.cases import CASES
+
+    for name, numbers in (("a", [1.0, 100.0]), ("b", [1.0, 100.001]), ("c", [1.0, 100.1]), ("d", [100.0, 1.0])):
+        np.savez(tmp_path / f"{name}.npz", np.array(numbers))
+    a, b, c, d = (tmp_path / f"{name}.npz" for name in "abcd")
+    differs(CASES["gelu"], b, a)
+    for other in (c, d):
+        with pytest.raises(AssertionError, match=f"{other.stem}: gelu"):
+            differs(CASES["gelu"], other, a)
+    differs(CASES["dropout"], d, a)  # random: their sums agree
 
 
 # ---------------------------------------------------------------- one call, layer by layer
