@@ -85,7 +85,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("cuda", "cuda_compute"),
     ),
     "kernels.native": (
-        ("group", "ir_text", "machine_code"), ("elementary", "fast_call", "row_kernel"), ("operations",), ("group_kernel",),
+        ("group", "ir_text", "machine_code"), ("elementary", "fast_call", "row_kernel"), ("powers",), ("angles",),
+        ("operations",), ("group_kernel",),
         ("compiled_groups",),
     ),
     "arrays": (("array_layout", "array_operators", "shared_mapping", "value_hash"), ("array",), ("array_like",)),

@@ -26,11 +26,10 @@ from ...config import FUSE
 from ...core.ir import Atom, Equation, Literal, Program, Var
 from ...core.types import bfloat16
 from ...kernels.native.compiled_groups import kernel_of
-from ...kernels.native.elementary import FUNCTIONS
 from ...kernels.native.group import FusedGroup, GroupNumber, GroupStep, GroupValue
 from ...kernels.native.group_kernel import fits
 from ...kernels.native.machine_code import why_not
-from ...kernels.native.operations import OPERATIONS
+from ...kernels.native.operations import FUNCTIONS, OPERATIONS
 from ...primitives.elementwise import convert_p, resolve, stop_gradient_p, where_p
 from ...primitives.fused import fused_p
 from ...primitives.reductions import REDUCTIONS

@@ -18,7 +18,34 @@ from dataclasses import dataclass
 
 from .ir_text import Value, bits_of_double
 
-__all__ = ["FUNCTIONS", "ULP", "cos", "erf", "exp", "expm1", "log", "log1p", "reciprocal", "sigmoid", "sin", "sqrt", "tanh"]
+__all__ = [
+    "FUNCTIONS",
+    "ULP",
+    "by_lanes",
+    "clamp",
+    "cos",
+    "erf",
+    "exp",
+    "exp_parts",
+    "expm1",
+    "exponent_number",
+    "format_of",
+    "fraction_and_exponent",
+    "log",
+    "log1p",
+    "nearest",
+    "polynomial",
+    "reciprocal",
+    "reduced_angle",
+    "scaled",
+    "sigmoid",
+    "sin",
+    "sine_and_cosine",
+    "sqrt",
+    "sum_of_log",
+    "tanh",
+    "with_log_specials",
+]
 
 
 @dataclass(frozen=True)
@@ -160,11 +187,12 @@ _SMALL_ANGLE = {"float": 3e4, "double": 1e9}
 """Up to here three parts of π/2 suffice for the reduction."""
 
 
-def _format(x: Value) -> _Format:
+def format_of(x: Value) -> _Format:
+    """Return the constants for a vector's kind."""
     return _FORMATS[x.kind]
 
 
-def _polynomial(x: Value, coefficients: Sequence[str]) -> Value:
+def polynomial(x: Value, coefficients: Sequence[str]) -> Value:
     """Return the sum of c[k] x^k, by Horner's rule."""
     *lower, last = map(float.fromhex, coefficients)
     result = x.kernel.constant(x.kind, last)
@@ -175,54 +203,61 @@ def _polynomial(x: Value, coefficients: Sequence[str]) -> Value:
 
 def _power_of_two(n: Value, like: Value) -> Value:
     """Return 2^n for integers that are exponents of normal numbers."""
-    form = _format(like)
+    form = format_of(like)
     return ((n + form.bias) << form.mantissa).as_floats()
 
 
-def _clamp(x: Value, low: float, high: float) -> Value:
+def clamp(x: Value, low: float, high: float) -> Value:
     """Return x between two bounds; NaN stays NaN."""
     x = (x < low).choose(x.like(low), x)
     return (x > high).choose(x.like(high), x)
 
 
-def _nearest(x: Value, factor: float) -> tuple[Value, Value]:
+def nearest(x: Value, factor: float) -> tuple[Value, Value]:
     """Return the integers nearest to x * factor, as floats and as integers. For |x * factor| < 2^(mantissa - 1)."""
-    form = _format(x)
+    form = format_of(x)
     shifted = x.fma(factor, form.round)
     return shifted - form.round, shifted.bits() - form.round_bits
 
 
-def _exp_parts(x: Value) -> tuple[Value, Value]:
+def exp_parts(x: Value) -> tuple[Value, Value]:
     """Return (p, n) with e^x = p 2^n, n integers."""
-    n, exponent = _nearest(x, _LOG2_E)
-    high, low = map(float.fromhex, _format(x).ln2)
+    n, exponent = nearest(x, _LOG2_E)
+    high, low = map(float.fromhex, format_of(x).ln2)
     r = n.fma(-low, n.fma(-high, x))
-    return (r * r).fma(_polynomial(r, _format(x).exp), r) + 1.0, exponent
+    return (r * r).fma(polynomial(r, format_of(x).exp), r) + 1.0, exponent
 
 
 def exp(x: Value) -> Value:
     """Return e^x."""
-    power, exponent = _exp_parts(_clamp(x, *_format(x).exp_range))
-    half = exponent >> 1  # in two steps: the ends of the range are not normal numbers, and only the second step rounds
-    return power * _power_of_two(half, x) * _power_of_two(exponent - half, x)
+    return scaled(*exp_parts(clamp(x, *format_of(x).exp_range)))
+
+
+def scaled(x: Value, exponent: Value) -> Value:
+    """Return x 2^exponent.
+
+    It takes two steps: the ends of the range are not normal numbers, and only the second step rounds.
+    """
+    half = exponent >> 1
+    return x * _power_of_two(half, x) * _power_of_two(exponent - half, x)
 
 
 def _exp_of_small(x: Value) -> Value:
     """Return e^x for |x| < 87."""
-    power, exponent = _exp_parts(x)
+    power, exponent = exp_parts(x)
     return power * _power_of_two(exponent, x)
 
 
 def expm1(x: Value) -> Value:
     """Return e^x - 1, accurate near 0."""
-    form = _format(x)
-    bounded = _clamp(x, form.expm1_low, form.exp_range[1])
-    n, exponent = _nearest(bounded, _LOG2_E)
+    form = format_of(x)
+    bounded = clamp(x, form.expm1_low, form.exp_range[1])
+    n, exponent = nearest(bounded, _LOG2_E)
     ln2_high, ln2_low = map(float.fromhex, form.ln2)
     high = n.fma(-ln2_high, bounded)  # exact
     r = n.fma(-ln2_low, high)
     rest = n.fma(-ln2_low, high - r)
-    tail = (r * r).fma(_polynomial(r, form.exp), rest)  # e^r - 1 = r + tail
+    tail = (r * r).fma(polynomial(r, form.exp), rest)  # e^r - 1 = r + tail
     scale = _power_of_two(exponent - 1, x)  # half of it: the largest power is not a float
     offset = scale - 0.5
     total = scale.fma(r, offset)
@@ -233,18 +268,24 @@ def expm1(x: Value) -> Value:
 
 def _exponent_bits(x: Value) -> Value:
     """Return the bits of an exponent k, in their place: x / 2^k is in [2/3, 4/3)."""
-    form = _format(x)
+    form = format_of(x)
     return (x.bits() - form.two_thirds_bits) & -(1 << form.mantissa)
 
 
-def _log(f: Value, exponent: Value, rest: Value | None = None) -> tuple[Value, Value]:
+def exponent_number(exponent: Value, like: Value) -> Value:
+    """Return the bits of an exponent as a float of one kind. Few processors convert integers of 64 bits."""
+    form = format_of(like)
+    return ((exponent >> form.mantissa) + form.round_bits).as_floats() - form.round
+
+
+def sum_of_log(f: Value, exponent: Value, rest: Value | None = None) -> tuple[Value, Value]:
     """Return log(1 + f + rest) + k ln 2 as a sum of two, for |f| <= 1/3 and the bits of k. `rest` is an error of f.
 
     |k ln 2| is more than |f| unless k is 0.
     """
-    form = _format(f)
+    form = format_of(f)
     high, low = map(float.fromhex, form.ln2)
-    k = ((exponent >> form.mantissa) + form.round_bits).as_floats() - form.round  # few processors convert 64-bit integers
+    k = exponent_number(exponent, f)
     whole = k * high  # exact
     total = whole + f
     lost = k.fma(low, f - (total - whole))
@@ -253,35 +294,44 @@ def _log(f: Value, exponent: Value, rest: Value | None = None) -> tuple[Value, V
     square = f * f
     if f.kind == "float":
         lost = f.fma(f, -square).fma(-0.5, lost)
-        return total, square.fma(-0.5, (square * f).fma(_polynomial(f, form.log), lost))
+        return total, square.fma(-0.5, (square * f).fma(polynomial(f, form.log), lost))
     s, half = f / (f + 2.0), square * 0.5  # as fdlibm: the polynomial above would have 20 terms
     z = s * s
-    return total, s.fma(z.fma(_polynomial(z, form.log), half), -half) + lost
+    return total, s.fma(z.fma(polynomial(z, form.log), half), -half) + lost
 
 
 def log(x: Value) -> Value:
     """Return the natural logarithm."""
-    form = _format(x)
+    large, small = sum_of_log(*fraction_and_exponent(x))
+    return with_log_specials(x, large + small)
+
+
+def fraction_and_exponent(x: Value) -> tuple[Value, Value]:
+    """Return (f, the bits of k) with x = (1 + f) 2^k, |f| <= 1/3, for positive numbers."""
+    form = format_of(x)
     tiny = x < form.least_normal
-    scaled = tiny.choose(x * 2.0**form.mantissa, x)
-    exponent = _exponent_bits(scaled)
-    f = (scaled.bits() - exponent).as_floats() - 1.0
-    zero = exponent.like(0)
-    large, small = _log(f, exponent - tiny.choose(exponent.like(form.mantissa << form.mantissa), zero))
-    result = (x < _INFINITY).choose(large + small, x)  # infinity and NaN are their own logarithms
+    normal = tiny.choose(x * 2.0**form.mantissa, x)
+    exponent = _exponent_bits(normal)
+    f = (normal.bits() - exponent).as_floats() - 1.0
+    return f, exponent - tiny.choose(exponent.like(form.mantissa << form.mantissa), exponent.like(0))
+
+
+def with_log_specials(x: Value, result: Value) -> Value:
+    """Return a logarithm of x: `result` for positive numbers, and what it is for others."""
+    result = (x < _INFINITY).choose(result, x)  # infinity and NaN are their own logarithms
     result = (x < 0.0).choose(x.like(_NAN), result)
     return x.compare("oeq", 0.0).choose(x.like(-_INFINITY), result)
 
 
 def log1p(x: Value) -> Value:
     """Return log(1 + x), accurate near 0."""
-    form = _format(x)
+    form = format_of(x)
     exponent = _exponent_bits(x + 1.0)
     scaled = (x.bits() - exponent).as_floats()  # x / 2^k
     four = (form.one_bits + (2 << form.mantissa) - exponent).as_floats()  # 4 / 2^k, which is a normal number for all k
     offset = four.fma(0.25, -1.0)
     f = scaled + offset
-    large, small = _log(f, exponent, scaled - (f - offset))
+    large, small = sum_of_log(f, exponent, scaled - (f - offset))
     result = (x < _INFINITY).choose(large + small, x)
     result = (x < -1.0).choose(x.like(_NAN), result)
     result = x.compare("oeq", -1.0).choose(x.like(-_INFINITY), result)
@@ -291,8 +341,8 @@ def log1p(x: Value) -> Value:
 def tanh(x: Value) -> Value:
     """Return the hyperbolic tangent."""
     a, s = x.abs(), x * x
-    small = (x * s).fma(_polynomial(s, _format(x).tanh), x)
-    one = _format(x).tanh_one
+    small = (x * s).fma(polynomial(s, format_of(x).tanh), x)
+    one = format_of(x).tanh_one
     bounded = (a > one).choose(a.like(one), a)
     large = 1.0 - 2.0 / (_exp_of_small(bounded + bounded) + 1.0)
     return (a < 0.7).choose(small, large).with_sign_of(x)
@@ -303,8 +353,8 @@ def erf(x: Value) -> Value:
     a, one = x.abs(), _ERF_ONE[x.kind]
     a = (a > one).choose(a.like(one), a)  # there the result is 1
     s = a * a
-    small = x.fma(_polynomial(s, _ERF[x.kind]), x)
-    tail = _polynomial(a, _ERF_TAIL[x.kind])
+    small = x.fma(polynomial(s, _ERF[x.kind]), x)
+    tail = polynomial(a, _ERF_TAIL[x.kind])
     power = a.fma(tail, a)
     lost = a.fma(tail, a - power)  # of the rounding
     term = _exp_of_small(-power)
@@ -341,28 +391,28 @@ def cos(x: Value) -> Value:
 
 def _sine(x: Value, quarters: int) -> Value:
     """Return sin(x + quarters π/2)."""
-    r, rest, quadrant = _reduced_angle(x)
+    r, rest, quadrant = reduced_angle(x)
     quadrant = quadrant + quarters
-    sine, cosine = _sine_and_cosine(r, rest)
+    sine, cosine = sine_and_cosine(r, rest)
     result = (quadrant & 1).compare("eq", 0).choose(sine, cosine)
     return (result.bits() ^ ((quadrant & 2) << (30 if x.kind == "float" else 62))).as_floats()
 
 
-def _sine_and_cosine(r: Value, rest: Value | None) -> tuple[Value, Value]:
+def sine_and_cosine(r: Value, rest: Value | None) -> tuple[Value, Value]:
     """Return sin(r + rest) and cos(r + rest) for |r| <= π/4."""
     s = r * r
     if rest is None:
-        return (r * s).fma(_polynomial(s, _SIN["float"]), r), s.fma(_polynomial(s, _COS["float"]), 1.0)
+        return (r * s).fma(polynomial(s, _SIN["float"]), r), s.fma(polynomial(s, _COS["float"]), 1.0)
     half = s * 0.5
-    sine = r + (r * s).fma(_polynomial(s, _SIN["double"]), (1.0 - half) * rest)
+    sine = r + (r * s).fma(polynomial(s, _SIN["double"]), (1.0 - half) * rest)
     whole = 1.0 - half
     lost = (1.0 - whole) - half
-    return sine, whole + (s * s).fma(_polynomial(s, _COS["double"]), r.fma(-rest, lost))
+    return sine, whole + (s * s).fma(polynomial(s, _COS["double"]), r.fma(-rest, lost))
 
 
-def _reduced_angle(x: Value) -> tuple[Value, Value | None, Value]:
+def reduced_angle(x: Value) -> tuple[Value, Value | None, Value]:
     """Return (r, rest, q) with x = r + rest + q π/2, |r| <= π/4; q modulo 4. Float32 has no rest."""
-    n, quadrant = _nearest(x, float.fromhex("0x1.45f306p-1") if x.kind == "float" else 2 / math.pi)
+    n, quadrant = nearest(x, float.fromhex("0x1.45f306p-1") if x.kind == "float" else 2 / math.pi)
     first, second, third = map(float.fromhex, _HALF_PI[x.kind])
     r = n.fma(-first, x)  # exact
     if x.kind == "float":

@@ -127,6 +127,9 @@ class Value:
     def __xor__(self, other: Value | int) -> Value:
         return self._binary("xor", other)
 
+    def __invert__(self) -> Value:
+        return self ^ (1 if self.kind == "i1" else -1)
+
     def __lshift__(self, count: int) -> Value:
         return self._binary("shl", count)
 

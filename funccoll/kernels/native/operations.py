@@ -1,7 +1,7 @@
 """Elementwise primitives as instructions: a table from their names to functions of vectors, with their costs.
 
 Operands have the kinds in which the primitive computes: the caller has converted them. Results are those of NumPy to the last
-bit, but for the functions of `elementary`. Integer division is missing: it takes 160 instructions, and division by 0 is
+bit, but for `FUNCTIONS`. Integer division is missing: it takes 160 instructions, and division by 0 is
 undefined.
 """
 
@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from . import elementary
-from .elementary import ULP
+from . import angles, elementary, powers
 from .ir_text import Value
 
-__all__ = ["OPERATIONS", "KernelOperation", "converted"]
+__all__ = ["FUNCTIONS", "OPERATIONS", "KernelOperation", "converted"]
 
 _FLOATS = frozenset({"float", "double"})
 _INTEGERS = frozenset({"i32", "i64"})
@@ -73,8 +72,34 @@ def _signbit(x: Value) -> Value:
     return x.bits() < 0
 
 
-def _inverted(x: Value) -> Value:
-    return x ^ (1 if x.kind == "i1" else -1)
+FUNCTIONS: dict[str, tuple[Callable[..., Value], int]] = {
+    **{
+        name: (elementary.FUNCTIONS[name], cost)
+        for name, cost in {"exp": 14, "expm1": 18, "log": 18, "log1p": 20, "tanh": 20, "erf": 24, "sin": 25, "cos": 25}.items()
+    },
+    "expit": (elementary.sigmoid, 20),
+    "exp2": (powers.exp2, 30),
+    "log2": (powers.log2, 45),
+    "log10": (powers.log10, 45),
+    "power": (powers.power, 90),
+    "general_root": (powers.power, 90),
+    "float_power": (powers.power, 140),
+    "cbrt": (powers.cbrt, 90),
+    "hypot": (powers.hypot, 40),
+    "logaddexp": (powers.logaddexp, 38),
+    "logaddexp2": (powers.logaddexp2, 55),
+    "sinh": (powers.sinh, 80),
+    "cosh": (powers.cosh, 40),
+    "arcsinh": (powers.arcsinh, 110),
+    "arccosh": (powers.arccosh, 100),
+    "arctanh": (powers.arctanh, 50),
+    "tan": (angles.tan, 70),
+    "arctan": (angles.arctan, 50),
+    "arctan2": (angles.arctan2, 65),
+    "arcsin": (angles.arcsin, 50),
+    "arccos": (angles.arccos, 50),
+}
+"""Primitives whose results are not NumPy's to the last bit -> (function, cost)."""
 
 
 OPERATIONS: dict[str, KernelOperation] = {
@@ -115,16 +140,13 @@ OPERATIONS: dict[str, KernelOperation] = {
     "logical_and": KernelOperation(lambda x, y: x & y, _BOOLS),
     "logical_or": KernelOperation(lambda x, y: x | y, _BOOLS),
     "logical_xor": KernelOperation(lambda x, y: x ^ y, _BOOLS),
-    "logical_not": KernelOperation(_inverted, _BOOLS),
+    "logical_not": KernelOperation(lambda x: ~x, _BOOLS),
     "bitwise_and": KernelOperation(lambda x, y: x & y, _INTEGERS | _BOOLS),
     "bitwise_or": KernelOperation(lambda x, y: x | y, _INTEGERS | _BOOLS),
     "bitwise_xor": KernelOperation(lambda x, y: x ^ y, _INTEGERS | _BOOLS),
-    "invert": KernelOperation(_inverted, _INTEGERS | _BOOLS),
+    "invert": KernelOperation(lambda x: ~x, _INTEGERS | _BOOLS),
     "where": KernelOperation(lambda predicate, x, y: predicate.choose(x, y), _NUMBERS | _BOOLS),
-    **{
-        name: KernelOperation(elementary.FUNCTIONS[name], frozenset(kind for kind in ULP if name in ULP[kind]), cost)
-        for name, cost in {"exp": 14, "expm1": 18, "log": 18, "log1p": 20, "tanh": 20, "erf": 24, "sin": 25, "cos": 25}.items()
-    },
+    **{name: KernelOperation(function, cost=cost) for name, (function, cost) in FUNCTIONS.items()},
 }
 """Name of a primitive -> its instructions."""
 
