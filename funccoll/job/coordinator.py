@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from .. import config
 from ..core import machine_profile
 from ..errors import RendezvousError
 from .handshake import (
@@ -28,6 +29,8 @@ from .handshake import (
     own_command,
     receive_answer,
     refuse_stranger,
+    same_compute,
+    same_installation,
 )
 from .missing_ranks import absence, numbered
 from .packets import peer, receive, same_user, send
@@ -289,13 +292,19 @@ class Coordinator:
 
     def _mismatch(self, rank: Any, world: Any, handshake: dict[str, Any]) -> str:
         ours = installation()
-        if any(handshake.get(key) != value for key, value in ours.items() if key != "folder"):
-            mine, theirs = platform.node(), handshake.get("host", platform.node())
-            places = ("", "") if theirs == mine else (f" on {theirs}", f" on {mine}")
+        mine, theirs = platform.node(), handshake.get("host", platform.node())
+        places = ("", "") if theirs == mine else (f" on {theirs}", f" on {mine}")
+        if not same_installation(ours, handshake):
             remedy = "start them in one environment" if theirs == mine else "install the same versions on both hosts"
             return (
                 f"rank {rank}{places[0]} runs {describe_installation(handshake)}, and rank 0{places[1]} runs "
                 f"{describe_installation(ours)}. All must run the same: {remedy}."
+            )
+        if not same_compute(ours, handshake):
+            return (
+                f"rank {rank}{places[0]} computes with {handshake.get('compute')}, and rank 0{places[1]} with "
+                f"{ours['compute']}. Their results differ in the last bits. Set {config.FUSE}=0 on all ranks, or give all "
+                "ranks fused kernels (`funccoll doctor` reports what they need)."
             )
         if not 0 <= rank < world:
             return f"rank {rank} is not one of {world} processes, which are numbered from 0."

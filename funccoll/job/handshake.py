@@ -34,6 +34,8 @@ __all__ = [
     "receive_answer",
     "refuse_other_user",
     "refuse_stranger",
+    "same_compute",
+    "same_installation",
 ]
 
 PROTOCOL = 4
@@ -72,6 +74,17 @@ def describe_installation(installed: Mapping[str, Any]) -> str:
         f"{installed.get('protocol')}) with NumPy {installed.get('NumPy')}, Numba {installed.get('Numba')}, compute by "
         f"{installed.get('compute')} and {config.BLAS_THREADS}={installed.get('threads')}"
     )
+
+
+def same_installation(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """True if two installations make the same plans. Their folders and modes of compute may differ."""
+    return all(other.get(key) == value for key, value in one.items() if key not in ("folder", "compute"))
+
+
+def same_compute(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """True if both installations compute in fused kernels, or both by NumPy, for whatever reasons."""
+    kinds = {str(installed.get("compute")).partition(" (")[0] for installed in (one, other)}
+    return len(kinds) == 1
 
 
 @dataclass(frozen=True)

@@ -232,6 +232,30 @@ def test_ranks_with_different_versions():
             assert f"rank 0 runs funccoll {__version__} of " in error
 
 
+@pytest.mark.parametrize("fused", [0, 1])
+def test_a_rank_without_fused_kernels(fused):
+    modes = {fused: "fused kernels", 1 - fused: "NumPy (FUNCCOLL_FUSE=0)"}
+    with Ranks(STAY, [], world=2) as ranks:
+        for r in range(2):
+            ranks.start(r, STAY, FUNCCOLL_FUSE="1" if r == fused else "0")
+        for r in range(2):
+            code, _, error = ranks.end(r)
+            assert code == 1 and f"rank 1 computes with {modes[1]}, and rank 0 with {modes[0]}. Their results" in error, error
+            assert "Set FUNCCOLL_FUSE=0 on all ranks" in error
+
+
+def test_ranks_without_fused_kernels_for_different_reasons():
+    old = PRELUDE + "import funccoll.job.handshake as h\nimport funccoll.kernels.native.machine_code as m\n"
+    old += "m.processor_level = lambda: None\nm.why_not.cache_clear()\nh.installation.cache_clear()\n" + STAY
+    with Ranks(STAY, [], world=2) as ranks:
+        ranks.start(0, STAY, FUNCCOLL_FUSE="0")
+        ranks.start(1, old, FUNCCOLL_FUSE="1")
+        assert ranks.lines() == {0: "in", 1: "in"}
+        for r in range(2):
+            ranks.tell(r)
+        ranks.end_well()
+
+
 def test_ranks_of_two_checkouts_with_one_version(tmp_path):
     shutil.copytree(FOLDER, tmp_path / "funccoll", ignore=shutil.ignore_patterns("__pycache__"))
     with (tmp_path / "funccoll/core/display.py").open("a") as changed:

@@ -135,10 +135,10 @@ if __name__ == "__main__":
     import_all(())
     descriptors = map(int, sys.argv[1:])
     request = Server(*(socket.socket(fileno=descriptor) for descriptor in descriptors)).serve()
-    read = [os.environ.get(name) for name in (BLAS_THREADS, FUSE)]
+    agreed = BLAS_THREADS.read(), FUSE.read()
     os.environ.clear()
     os.environ.update(request["environment"])
-    if [os.environ.get(name) for name in (BLAS_THREADS, FUSE)] != read:
+    if (BLAS_THREADS.read(), FUSE.read()) != agreed:
         installation.cache_clear()
     with END:
         exec(compile(request["script"], "<script>", "exec"))
