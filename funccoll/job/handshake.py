@@ -71,8 +71,8 @@ def describe_installation(installed: Mapping[str, Any]) -> str:
     """An installation in words."""
     return (
         f"funccoll {installed.get('funccoll')} of {installed.get('folder')} (sources {installed.get('sources')}, protocol "
-        f"{installed.get('protocol')}) with NumPy {installed.get('NumPy')}, Numba {installed.get('Numba')}, compute by "
-        f"{installed.get('compute')} and {config.BLAS_THREADS}={installed.get('threads')}"
+        f"{installed.get('protocol')}) with NumPy {installed.get('NumPy')}, Numba {installed.get('Numba')} and "
+        f"{config.BLAS_THREADS}={installed.get('threads')}"
     )
 
 

@@ -18,7 +18,6 @@ from funccoll.kernels.native import machine_code
 from funccoll.primitives.fused import fused_p
 from tests.support.cases.fused_programs import random_program
 from tests.support.example_counts import examples
-from tests.support.ranks.ranks import PRELUDE, STAY, Ranks
 
 pytestmark = [
     pytest.mark.covers("jit"),
@@ -238,12 +237,3 @@ def test_the_variable_switches_kernels_off(monkeypatch):
     monkeypatch.setenv(FUSE, "0")
     assert not groups(fused(softmax, values(40, 33)))
     assert machine_code.compute_mode() == "NumPy (FUNCCOLL_FUSE=0)"
-
-
-@pytest.mark.processes
-def test_ranks_that_compute_otherwise_do_not_join():
-    with Ranks(STAY, [0], world=2) as ranks:
-        ranks.start(1, PRELUDE + "job_context.init()", FUNCCOLL_FUSE="0")
-        for rank in range(2):
-            code, _, error = ranks.end(rank)
-            assert code == 1 and "compute by NumPy (FUNCCOLL_FUSE=0) and" in error, error
