@@ -24,7 +24,7 @@ from .._version import __version__
 from ..core.c_extension import why_not
 from ..core.display import size_text
 from ..kernels import cuda_toolkit
-from ..kernels.native.machine_code import processor_level, why_not_fused
+from ..kernels.native import machine_code
 from ..user_lines import PACKAGE
 from . import host, process_memory
 from .checks import Check
@@ -80,6 +80,7 @@ def _software() -> Iterator[Check]:
         yield Check(section, "C extension", f"not used: {why_not}; calls run in Python, 2 µs more each", "absent", advice)
     else:
         yield Check(section, "C extension", "used: calls run without the interpreter")
+    yield _compute(section)
     try:
         from ..kernels.object_cache import cache_directory
 
@@ -102,6 +103,19 @@ def _software() -> Iterator[Check]:
         yield Check(section, "compute", f"by NumPy, one operation at a time: {why_numpy}", "absent", advice)
     else:
         yield Check(section, "compute", f"by fused kernels for {processor_level()}")
+
+
+def _compute(section: str) -> Check:
+    """Say whether compiled programs compute in fused kernels, and how to have them."""
+    name, mode = "compute", machine_code.compute_mode()
+    if mode == "fused kernels":
+        return Check(section, name, f"{mode} by {machine_code.compiler()} for {machine_code.processor_level()}")
+    value = f"{mode}: a pass over memory for each operation"
+    if config.FUSE in mode:
+        return Check(section, name, value, "absent", f"Unset {config.FUSE}.")
+    if "llvmlite" in mode:
+        return Check(section, name, value, "warning", "Install newer ones: pip install --upgrade numba llvmlite.")
+    return Check(section, name, value, "warning", "A virtual machine may hide AVX2 and FMA: give it the host's processor.")
 
 
 def _variables(environment: Mapping[str, str] = os.environ) -> Iterator[Check]:

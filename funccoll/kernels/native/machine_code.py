@@ -9,7 +9,7 @@ from typing import Any
 
 from ...config import FUSE
 
-__all__ = ["LEVELS", "address_of", "addresses_of", "compute_mode", "object_code", "processor_level", "why_not", "why_not_fused"]
+__all__ = ["LEVELS", "address_of", "addresses_of", "compiler", "compute_mode", "object_code", "processor_level", "why_not"]
 
 LEVELS = "x86-64-v3", "x86-64-v4"
 """The kinds of processors for which there is code. Both have FMA; plain x86-64 would call a function for each element."""
@@ -49,8 +49,8 @@ def why_not() -> str | None:
     """Return why this process computes without these kernels; None if it can have them."""
     try:
         binding = _binding()
-    except ImportError:
-        return "llvmlite is not installed"
+    except (ImportError, OSError) as error:  # OSError: its shared object cannot be loaded
+        return f"llvmlite cannot be imported: {error}"
     if binding.llvm_version_info < (19,):  # `splat` in the language
         return f"llvmlite has LLVM {'.'.join(map(str, binding.llvm_version_info))}, and kernels need 19"
     if processor_level() is None:
@@ -58,9 +58,11 @@ def why_not() -> str | None:
     return None
 
 
-def why_not_fused() -> str | None:
-    """Return why compiled programs compute without fused kernels: the user's choice, or the machine."""
-    return f"{FUSE}=0" if FUSE.read() == "0" else why_not()
+def compiler() -> str:
+    """Return the name and the versions of what compiles kernels, in words."""
+    import llvmlite
+
+    return f"llvmlite {llvmlite.__version__} (LLVM {'.'.join(map(str, _binding().llvm_version_info))})"
 
 
 def compute_mode() -> str:

@@ -208,7 +208,7 @@ def test_doctor():
     done = subprocess.run([*FUNCCOLL, "doctor"], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     host = "Python", "numpy", "numba", "cores", "memory", "memfd", "sockets", "direct reads", "C extension", "mpirun", "torch "
-    for word in (*host, "NVIDIA", "driver", "CuPy", "cuBLAS", "NCCL"):
+    for word in (*host, "compute", "fused kernels by llvmlite", "NVIDIA", "driver", "CuPy", "cuBLAS", "NCCL"):
         assert word in done.stdout
     assert len(done.stdout.splitlines()) < 50 and "WRONG" not in done.stdout and done.stderr == ""
 
