@@ -1,8 +1,9 @@
 """Machine code of kernels. Numba compiles it once, a file keeps it, and LLVM alone loads it in every later process.
 
 Numba's own cache needs Numba to load from it: half a second in each process of a job. An object file needs only llvmlite, 30
-ms. A file is named by the sources of kernels, the versions of Numba and llvmlite, and the processor. It is in the same folder
-as Numba's cache: NUMBA_CACHE_DIR, the package's __pycache__, or the user's cache directory.
+ms. A file is named by the sources of kernels, the versions of Numba and llvmlite, and the processor. (Fused kernels have a key
+of their own.) It is in the same folder as Numba's cache: NUMBA_CACHE_DIR, the package's __pycache__, or the user's cache
+directory.
 
 Anyone with write access there decides what this process executes. So folder and file must be this user's alone
 (`private_files`). Otherwise code is compiled and not kept, with a warning.
@@ -87,12 +88,16 @@ def load_all(symbols: Sequence[str], code: bytes) -> list[int]:
     return [engine.get_function_address(symbol) for symbol in symbols]
 
 
-def kept(name: str, build: Callable[[], tuple[str, bytes]]) -> tuple[str, bytes]:
-    """The symbol and the machine code of a kernel: what `build` returns, or has returned to an earlier process."""
-    found = _read(name)
+def kept(name: str, build: Callable[[], tuple[str, bytes]], key: str | None = None) -> tuple[str, bytes]:
+    """The symbol and the machine code of a kernel: what `build` returns, or has returned to an earlier process.
+
+    `key` hashes what the code depends on besides its name. None: sources of kernels, versions, and this processor.
+    """
+    file = f"{name}-{key or _key()}.o"
+    found = _read(file)
     if found is None:
         found = build()
-        _write(name, *found)
+        _write(file, *found)
     return found
 
 
@@ -260,11 +265,11 @@ def _warn(text: str) -> None:
     warnings.warn(f"funccoll: {text}", RuntimeWarning, stacklevel=3)
 
 
-def _read(name: str) -> tuple[str, bytes] | None:
+def _read(file: str) -> tuple[str, bytes] | None:
     folder = cache_directory()
     if folder is None:
         return None
-    path = folder / f"{name}-{_key()}.o"
+    path = folder / file
     with suppress(OSError, ValueError):
         content, objection = private_files.read(path)
         if objection:
@@ -277,11 +282,11 @@ def _read(name: str) -> tuple[str, bytes] | None:
     return None
 
 
-def _write(name: str, symbol: str, code: bytes) -> None:
+def _write(file: str, symbol: str, code: bytes) -> None:
     folder = cache_directory()
     if folder is None:
         return
-    path, rest = folder / f"{name}-{_key()}.o", symbol.encode() + b"\n" + code
+    path, rest = folder / file, symbol.encode() + b"\n" + code
     with suppress(OSError):
         private_files.replace(path, _digest(path.name, rest) + b"\n" + rest)
 

@@ -14,6 +14,8 @@ __all__ = ["LEVELS", "address_of", "addresses_of", "compiler", "compute_mode", "
 LEVELS = "x86-64-v3", "x86-64-v4"
 """The kinds of processors for which there is code. Both have FMA; plain x86-64 would call a function for each element."""
 
+_LEVEL = 1  # of the code generator: higher ones take longer, and give no faster code
+
 
 def _binding() -> Any:
     import llvmlite.binding  # here: it takes 50 ms
@@ -27,8 +29,7 @@ def _target_machine(cpu: str) -> Any:
 
     initialize()
     target = _binding().Target.from_triple(_binding().get_process_triple())
-    # Level 1 of the code generator: higher ones take longer, and give no faster code.
-    return target.create_target_machine(cpu=cpu, features="", opt=1, codemodel="jitdefault", jit=True)
+    return target.create_target_machine(cpu=cpu, features="", opt=_LEVEL, codemodel="jitdefault", jit=True)
 
 
 @functools.cache
@@ -71,6 +72,13 @@ def compute_mode() -> str:
     return f"NumPy ({why})" if why else "fused kernels"
 
 
+@functools.cache
+def _key() -> str:
+    """Hash what machine code depends on besides text and kind of processor. Hosts that share a home share the code."""
+    parts = compiler(), _binding().get_process_triple(), str(_LEVEL)
+    return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
+
+
 def object_code(text: str, cpu: str) -> bytes:
     """Compile a kernel's text for a processor. Nothing is kept."""
     binding, machine = _binding(), _target_machine(cpu)
@@ -90,5 +98,5 @@ def addresses_of(text: str, symbols: Sequence[str], cpu: str | None = None) -> l
     if cpu is None:
         raise NotImplementedError(why_not())
     name = f"native-{cpu}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
-    _, code = object_cache.kept(name, lambda: (symbols[0], object_code(text, cpu)))
+    _, code = object_cache.kept(name, lambda: (symbols[0], object_code(text, cpu)), _key())
     return object_cache.load_all(symbols, code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib.metadata
 import os
 import shutil
 import stat
@@ -18,6 +19,7 @@ import pytest
 import funccoll
 from funccoll.kernels import cpu, object_cache
 from funccoll.kernels.kernel_context import WORD
+from funccoll.kernels.native import machine_code
 from funccoll.kernels.object_cache import address_of, cache_directory
 
 pytestmark = pytest.mark.covers("shared-memory")
@@ -131,7 +133,7 @@ def test_a_file_that_is_not_whole_is_never_loaded(kernel, tmp_path):
     assert kernel()
     (file,) = (tmp_path / "given" / "funccoll").iterdir()
     whole = file.read_bytes()
-    assert object_cache._read("twice") is not None
+    assert object_cache._read(f"twice-{object_cache._key()}.o") is not None
     _, symbol, code = whole.split(b"\n", 2)
     empty, digest = symbol + b"\n", object_cache._digest
     places = [*range(120), *range(120, len(whole), 7), len(whole) - 1]  # all of the head, which names the symbol
@@ -145,7 +147,7 @@ def test_a_file_that_is_not_whole_is_never_loaded(kernel, tmp_path):
     ]
     for content in changed:
         file.write_bytes(content)
-        assert object_cache._read("twice") is None, content
+        assert object_cache._read(f"twice-{object_cache._key()}.o") is None, content
     file.write_bytes(b"")
     assert kernel() and not kernel() and file.read_bytes() == whole
 
@@ -193,3 +195,62 @@ def test_kernels_of_a_kept_file_compute(monkeypatch, tmp_path):
         done = subprocess.run([sys.executable, "-m", "funccoll", "run", "-n", "2", str(script)], capture_output=True, text=True)
         assert done.returncode == 0 and sorted(done.stdout.splitlines()) == ["[0] 2.0", "[1] 2.0"], done
     assert len(list((tmp_path / "cache/funccoll").iterdir())) == 2
+
+
+ANSWER = "define i64 @answer() {\n  ret i64 42\n}\n"
+
+
+@pytest.mark.skipif(machine_code.why_not() is not None, reason=str(machine_code.why_not()))
+def test_hosts_that_share_a_folder_share_fused_kernels(monkeypatch, tmp_path):
+    """The kind of processor and llvmlite are in the key. The processor itself, and Numba, are not."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    compiled, real = [], machine_code.object_code
+    monkeypatch.setattr(machine_code, "object_code", lambda text, cpu: compiled.append(cpu) or real(text, cpu))
+
+    def answers():
+        before = len(compiled)
+        address = machine_code.address_of(ANSWER, "answer", machine_code.LEVELS[0])
+        assert ctypes.CFUNCTYPE(ctypes.c_int64)(address)() == 42
+        return len(compiled) > before
+
+    def no_numba(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    assert answers() and not answers()
+    monkeypatch.setattr(object_cache, "_processor", lambda: ("another", ""))
+    monkeypatch.setattr(object_cache, "version", no_numba)
+    object_cache._key.cache_clear()
+    assert not answers()
+    machine_code.address_of(ANSWER, "answer", "x86-64")  # another kind is another file
+    assert compiled == [machine_code.LEVELS[0], "x86-64"]
+    monkeypatch.setattr(machine_code, "compiler", lambda: "llvmlite 0.0.0 (LLVM 19.0.0)")
+    machine_code._key.cache_clear()
+    assert answers()
+    machine_code._key.cache_clear()
+    object_cache._key.cache_clear()
+
+
+@pytest.mark.skipif(machine_code.why_not() is not None, reason=str(machine_code.why_not()))
+def test_fused_kernels_that_others_can_write_are_not_executed(monkeypatch, tmp_path):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    object_cache._warn.cache_clear()
+    machine_code.address_of(ANSWER, "answer")
+    (file,) = (tmp_path / "funccoll").iterdir()
+    before = file.stat().st_ino
+    file.chmod(0o666)
+    with pytest.warns(RuntimeWarning, match="a kernel is compiled anew"):
+        machine_code.address_of(ANSWER, "answer")
+    assert file.stat().st_ino != before and mode(file) == 0o600
+    object_cache._warn.cache_clear()
+
+
+@pytest.mark.skipif(machine_code.why_not() is not None, reason=str(machine_code.why_not()))
+def test_a_machine_without_numba_has_fused_kernels(tmp_path):
+    script = (
+        "import sys\nsys.modules['numba'] = None\nimport numpy as np\nimport funccoll as fc\n"
+        "f = fc.jit(lambda x: np.sum(np.exp(x) / (1 + np.exp(x))))\nprint(f(np.zeros(1000, np.float32)))\n"
+    )
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "FUNCCOLL_FUSE": "1"}
+    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "500.0\n", "")
+    assert list((tmp_path / "funccoll").glob("native-*.o"))
