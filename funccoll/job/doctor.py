@@ -97,12 +97,6 @@ def _software() -> Iterator[Check]:
         )
     else:
         yield Check(section, "kernels", f"{len(list(folder.glob('*.o')))} kept in {folder}")
-    if why_numpy := why_not_fused():
-        unset = why_numpy.startswith(config.FUSE)
-        advice = f"Unset {config.FUSE}." if unset else "Install a newer numba, or use a processor with AVX2."
-        yield Check(section, "compute", f"by NumPy, one operation at a time: {why_numpy}", "absent", advice)
-    else:
-        yield Check(section, "compute", f"by fused kernels for {processor_level()}")
 
 
 def _compute(section: str) -> Check:

@@ -68,7 +68,7 @@ def compiler() -> str:
 
 def compute_mode() -> str:
     """Return what computes the operations of compiled programs: "fused kernels", or "NumPy" and why."""
-    why = why_not_fused()
+    why = f"{FUSE}=0" if FUSE.read() == "0" else why_not()
     return f"NumPy ({why})" if why else "fused kernels"
 
 
