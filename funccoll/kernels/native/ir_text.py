@@ -137,6 +137,10 @@ class Value:
         """Shift with the sign."""
         return self._binary("ashr", count)
 
+    def shifted(self, operation: str, counts: Value) -> Value:
+        """Return bits shifted by "shl", "lshr" or "ashr". Counts as large as the width, or negative, have no defined result."""
+        return self._binary(operation, counts)
+
     def compare(self, relation: str, other: Value | float) -> Value:
         """Return a predicate. `relation` is LLVM's: "olt", "oeq", "uno", ... for floats, and "slt", "eq", ... for integers."""
         right = self.like(other)

@@ -7,10 +7,13 @@ undefined.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from . import angles, elementary, powers
+import numpy as np
+
+from . import angles, elementary, powers, quotients
 from .ir_text import Value
 
 __all__ = ["FUNCTIONS", "OPERATIONS", "KernelOperation", "converted"]
@@ -70,6 +73,37 @@ def _intrinsic(name: str) -> KernelOperation:
 
 def _signbit(x: Value) -> Value:
     return x.bits() < 0
+
+
+def _heaviside(x: Value, y: Value) -> Value:
+    step = (x < 0.0).choose(x.like(0.0), (x > 0.0).choose(x.like(1.0), y))
+    return x.compare("uno", x).choose(x, step)
+
+
+_WIDTHS = {"i32": 32, "i64": 64}
+
+
+def _left_shift(x: Value, count: Value) -> Value:
+    """Return bits shifted up. LLVM's results of counts that are negative or too large are undefined; NumPy's are 0."""
+    width = _WIDTHS[x.kind]
+    valid = count.compare("ult", width)
+    return valid.choose(x.shifted("shl", count & (width - 1)), 0)
+
+
+def _right_shift(x: Value, count: Value) -> Value:
+    """Return bits shifted down, with the sign."""
+    width = _WIDTHS[x.kind]
+    return x.shifted("ashr", count.compare("ult", width).choose(count & (width - 1), width - 1))
+
+
+_DEGREES = KernelOperation(lambda x: x * _of_kind(x, 180.0, math.pi))
+_RADIANS = KernelOperation(lambda x: x * _of_kind(x, math.pi, 180.0))
+
+
+def _of_kind(x: Value, top: float, bottom: float) -> float:
+    """Return a quotient of constants as NumPy computes it: in the kind of x."""
+    dtype = np.float32 if x.kind == "float" else np.float64
+    return float(dtype(top) / dtype(bottom))
 
 
 FUNCTIONS: dict[str, tuple[Callable[..., Value], int]] = {
@@ -145,6 +179,16 @@ OPERATIONS: dict[str, KernelOperation] = {
     "bitwise_or": KernelOperation(lambda x, y: x | y, _INTEGERS | _BOOLS),
     "bitwise_xor": KernelOperation(lambda x, y: x ^ y, _INTEGERS | _BOOLS),
     "invert": KernelOperation(lambda x: ~x, _INTEGERS | _BOOLS),
+    "left_shift": KernelOperation(_left_shift, _INTEGERS, 3),
+    "right_shift": KernelOperation(_right_shift, _INTEGERS, 3),
+    "floor_divide": KernelOperation(quotients.floor_divide, cost=30),
+    "remainder": KernelOperation(quotients.remainder, cost=30),
+    "fmod": KernelOperation(quotients.fmod, cost=15),
+    "heaviside": KernelOperation(_heaviside, cost=4),
+    "degrees": _DEGREES,
+    "rad2deg": _DEGREES,
+    "radians": _RADIANS,
+    "deg2rad": _RADIANS,
     "where": KernelOperation(lambda predicate, x, y: predicate.choose(x, y), _NUMBERS | _BOOLS),
     **{name: KernelOperation(function, cost=cost) for name, (function, cost) in FUNCTIONS.items()},
 }

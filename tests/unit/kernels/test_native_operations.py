@@ -71,6 +71,20 @@ def test_results_are_numpys(name, kind):
             np.testing.assert_array_equal(np.signbit(found)[number], np.signbit(wanted)[number])
 
 
+@pytest.mark.parametrize("name", ["floor_divide", "remainder", "fmod"])
+@pytest.mark.parametrize("kind", ["float", "double"])
+def test_remainders_of_whole_and_large_quotients(name, kind):
+    """Quotients that are whole, the next numbers to them, and too large for one step."""
+    generator, count = np.random.default_rng(0), 20_000
+    y = np.ldexp(generator.uniform(-1, 1, count), generator.integers(-30, 30, count)).astype(DTYPES[kind])
+    quotients = np.rint(np.ldexp(generator.uniform(-1, 1, count), generator.integers(0, 60, count)))
+    near = (y * quotients).astype(y.dtype)
+    for x in (near, *(np.nextafter(near, y.dtype.type(to)) for to in (-np.inf, np.inf))):
+        wanted = primitive_named(name).reference(x, y)
+        found = run(OPERATIONS[name].emit, [x, y], y.dtype, BEST)
+        assert found.tobytes() == wanted.tobytes()
+
+
 @pytest.mark.parametrize(("source", "target"), CONVERSIONS)
 def test_conversions_are_numpys(source, target):
     x = numbers(source)
