@@ -107,6 +107,7 @@ OPERATIONS = (
 )
 
 
+@pytest.mark.usefixtures("numpy_compute")
 @given(st.lists(st.tuples(st.integers(0, len(OPERATIONS) - 1), st.integers(0, 99), st.integers(0, 99)), max_size=25))
 def test_buffer_reuse_never_changes_a_value(steps):
     def fn(x, y):
