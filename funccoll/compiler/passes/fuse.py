@@ -29,7 +29,7 @@ from ...kernels.native.compiled_groups import kernel_of
 from ...kernels.native.group import FusedGroup, GroupNumber, GroupStep, GroupValue
 from ...kernels.native.group_kernel import fits
 from ...kernels.native.machine_code import why_not
-from ...kernels.native.operations import FUNCTIONS, OPERATIONS
+from ...kernels.native.operations import FUNCTIONS, OPERATIONS, UNSIGNED
 from ...primitives.elementwise import convert_p, resolve, stop_gradient_p, where_p
 from ...primitives.fused import fused_p
 from ...primitives.reductions import REDUCTIONS
@@ -44,8 +44,11 @@ _KINDS = {
     bfloat16: "bfloat",
     np.dtype(np.int32): "i32",
     np.dtype(np.int64): "i64",
+    np.dtype(np.uint32): "i32",
+    np.dtype(np.uint64): "i64",
     np.dtype(np.bool_): "bool",
 }
+"""Kinds say nothing of signs: operations do."""
 _REDUCTIONS = {REDUCTIONS[name] for name in ("sum", "max", "min")}
 _VIEWS = {reshape_p, broadcast_to_p, stop_gradient_p}
 _LARGEST = 128
@@ -376,13 +379,12 @@ def _steps(eqn: Equation) -> tuple[str, list[np.dtype], np.dtype] | None:
     primitive, dtypes = eqn.primitive, [a.type.dtype for a in eqn.inputs]
     out = eqn.outputs[0].type.dtype
     if primitive in _REDUCTIONS:
-        if primitive is not REDUCTIONS["sum"] and (dtypes[0] != out or out == np.bool_):
+        if (primitive is not REDUCTIONS["sum"] and (dtypes[0] != out or out == np.bool_)) or out.kind == "u":
             return None
         return (primitive.name, [out], out) if _converts(dtypes[0], out) else None
     if primitive is convert_p:
-        return ("convert", dtypes, out) if _converts(dtypes[0], out) else None
-    found = OPERATIONS.get(primitive.name)
-    if found is None:
+        return (_conversion(dtypes[0], out), dtypes, out) if _converts(dtypes[0], out) else None
+    if primitive.name not in OPERATIONS:
         return None
     if primitive.ufunc is not None:
         *loop, made = resolve(primitive.ufunc, tuple(dtypes))
@@ -395,9 +397,15 @@ def _steps(eqn: Equation) -> tuple[str, list[np.dtype], np.dtype] | None:
     else:
         loop = dtypes
     computed = loop[1:] if primitive is where_p else loop
+    name = primitive.name
+    if any(d.kind == "u" for d in computed):
+        if name not in UNSIGNED or any(d.kind != "u" for d in computed):  # NumPy compares numbers with and without sign
+            return None
+        name = UNSIGNED[name]
+    found = OPERATIONS[name]
     if any(_computed(d) not in found.kinds for d in computed) or not all(map(_converts, dtypes, loop)):
         return None
-    return primitive.name, list(loop), out
+    return name, list(loop), out
 
 
 def _computed(dtype: np.dtype) -> str:
@@ -406,7 +414,20 @@ def _computed(dtype: np.dtype) -> str:
 
 def _converts(source: np.dtype, to: np.dtype) -> bool:
     """True if kernels have the conversion: floats to integers have results that no rule fixes."""
-    return source == to or to.kind != "i" or source.kind in "ib"
+    return source == to or to.kind not in "iu" or source.kind in "iub"
+
+
+def _conversion(source: np.dtype, to: np.dtype) -> str:
+    """Return the operation that converts: from numbers without sign it takes one of its own, unless it drops bits."""
+    if source.kind != "u" or to == np.bool_ or (to.kind in "iu" and to.itemsize <= source.itemsize):
+        return "convert"
+    return f"{_computed(to)}_of_unsigned"
+
+
+def _number(value: np.ndarray, dtype: np.dtype) -> int | float | bool:
+    """Return a literal in a dtype; numbers without sign by the number with sign of the same bits."""
+    value = value.astype(dtype)
+    return (value.view(f"i{dtype.itemsize}") if dtype.kind == "u" else value).item()
 
 
 def _described(
@@ -433,7 +454,7 @@ def _described(
                     steps.append(GroupStep("stop_gradient", (found,), viewed[key]))
                 found = viewed[key]
         elif isinstance(atom, Literal):
-            return GroupNumber(_KINDS[dtype], atom.value.astype(dtype).item())
+            return GroupNumber(_KINDS[dtype], _number(atom.value, dtype))
         else:
             if atom not in numbers:
                 numbers[atom] = inputs[atom] = new(_KINDS[atom.type.dtype], draft.axes[atom])
@@ -441,7 +462,7 @@ def _described(
         if atom.type.dtype == dtype or isinstance(found, GroupNumber):
             return found
         converted = new(_KINDS[dtype], values[found].axes)
-        steps.append(GroupStep("convert", (found,), converted))
+        steps.append(GroupStep(_conversion(atom.type.dtype, dtype), (found,), converted))
         return converted
 
     for i in chosen:

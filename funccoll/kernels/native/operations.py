@@ -16,7 +16,7 @@ import numpy as np
 from . import angles, elementary, powers, quotients
 from .ir_text import Value
 
-__all__ = ["FUNCTIONS", "OPERATIONS", "KernelOperation", "converted"]
+__all__ = ["FUNCTIONS", "OPERATIONS", "UNSIGNED", "KernelOperation", "converted"]
 
 _FLOATS = frozenset({"float", "double"})
 _INTEGERS = frozenset({"i32", "i64"})
@@ -94,6 +94,34 @@ def _right_shift(x: Value, count: Value) -> Value:
     """Return bits shifted down, with the sign."""
     width = _WIDTHS[x.kind]
     return x.shifted("ashr", count.compare("ult", width).choose(count & (width - 1), width - 1))
+
+
+def _right_shift_unsigned(x: Value, count: Value) -> Value:
+    width = _WIDTHS[x.kind]
+    valid = count.compare("ult", width)
+    return valid.choose(x.shifted("lshr", count & (width - 1)), 0)
+
+
+def _double_of_unsigned(x: Value) -> Value:
+    """Return numbers without sign as float64, rounded once. Few processors convert 64 bits."""
+    if x.kind == "i32":
+        return ((x.convert("zext", "i64")) | _TWO_52).as_floats() - 2.0**52
+    low = ((x & 0xFFFFFFFF) | _TWO_52).as_floats() - 2.0**52
+    high = (x.shifted("lshr", x.like(32)) | _TWO_52).as_floats() - 2.0**52
+    return high.fma(2.0**32, low)
+
+
+_TWO_52 = 0x433 << 52
+"""The bits of 2^52: its last 52 bits take an integer."""
+
+
+def _float_of_unsigned(x: Value) -> Value:
+    """Return numbers without sign as float32. The last 11 bits become one, so that float64 rounds nothing."""
+    if x.kind == "i64":
+        last = (x & 0x7FF).compare("ne", 0).choose(x.like(0x800), 0)
+        large = x.compare("ugt", (1 << 53) - 1)
+        x = large.choose((x & -0x800) | last, x)
+    return _double_of_unsigned(x).convert("fptrunc", "float")
 
 
 _DEGREES = KernelOperation(lambda x: x * _of_kind(x, 180.0, math.pi))
@@ -190,9 +218,30 @@ OPERATIONS: dict[str, KernelOperation] = {
     "radians": _RADIANS,
     "deg2rad": _RADIANS,
     "where": KernelOperation(lambda predicate, x, y: predicate.choose(x, y), _NUMBERS | _BOOLS),
+    "less_unsigned": _compared("olt", "ult"),
+    "less_equal_unsigned": _compared("ole", "ule"),
+    "greater_unsigned": _compared("ogt", "ugt"),
+    "greater_equal_unsigned": _compared("oge", "uge"),
+    "maximum_unsigned": KernelOperation(lambda x, y: x.compare("uge", y).choose(x, y), _INTEGERS, 2),
+    "minimum_unsigned": KernelOperation(lambda x, y: x.compare("ule", y).choose(x, y), _INTEGERS, 2),
+    "right_shift_unsigned": KernelOperation(_right_shift_unsigned, _INTEGERS, 3),
+    "float_of_unsigned": KernelOperation(_float_of_unsigned, _INTEGERS, 10),
+    "double_of_unsigned": KernelOperation(_double_of_unsigned, _INTEGERS, 7),
+    "i64_of_unsigned": KernelOperation(lambda x: x.convert("zext", "i64"), frozenset({"i32"})),
     **{name: KernelOperation(function, cost=cost) for name, (function, cost) in FUNCTIONS.items()},
 }
 """Name of a primitive -> its instructions."""
+
+
+_SIGNLESS = (
+    "add", "subtract", "multiply", "negative", "positive", "square", "stop_gradient", "equal", "not_equal", "bitwise_and",
+    "bitwise_or", "bitwise_xor", "invert", "left_shift", "where",
+)  # fmt: skip
+UNSIGNED = {
+    **{name: name for name in _SIGNLESS},
+    **{name.removesuffix("_unsigned"): name for name in OPERATIONS if name.endswith("_unsigned") and "_of_" not in name},
+}
+"""Name of a primitive -> its operation for numbers without sign, whose kinds are those of numbers with sign."""
 
 
 def converted(x: Value, kind: str) -> Value:

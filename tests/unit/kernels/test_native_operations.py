@@ -8,11 +8,13 @@ import itertools
 import numpy as np
 import pytest
 
+import funccoll as fc
+from funccoll.compiler.passes.fuse import fuse
 from funccoll.core.ir import primitive_named
 from funccoll.kernels import object_cache
 from funccoll.kernels.native import angles, elementary, machine_code, powers
 from funccoll.kernels.native.ir_text import elementwise
-from funccoll.kernels.native.operations import FUNCTIONS, OPERATIONS, converted
+from funccoll.kernels.native.operations import FUNCTIONS, OPERATIONS, UNSIGNED, converted
 
 pytestmark = [
     pytest.mark.covers("jit"),
@@ -23,8 +25,15 @@ BEST = machine_code.processor_level()
 LEVELS = machine_code.LEVELS[: machine_code.LEVELS.index(BEST) + 1] if BEST else ()
 DTYPES = {"float": np.float32, "double": np.float64, "i32": np.int32, "i64": np.int64, "i1": np.bool_}
 MEMORY = {np.dtype(dtype): "bool" if kind == "i1" else kind for kind, dtype in DTYPES.items()}
+SIGNLESS = {np.dtype(np.uint32): "i32", np.dtype(np.uint64): "i64"}
+MEMORY |= SIGNLESS
 OPERANDS = {"where": 3}
-CASES = [(name, kind) for name, known in OPERATIONS.items() for kind in sorted(known.kinds) if name not in FUNCTIONS]
+CASES = [
+    (name, kind)
+    for name, known in OPERATIONS.items()
+    for kind in sorted(known.kinds)
+    if name not in FUNCTIONS and "_unsigned" not in name
+]
 CONVERSIONS = [(a, b) for a, b in itertools.product(DTYPES, DTYPES) if a not in ("float", "double") or b not in ("i32", "i64")]
 
 
@@ -69,6 +78,72 @@ def test_results_are_numpys(name, kind):
         if wanted.dtype.kind == "f" and name not in ("maximum", "minimum", "fmax", "fmin"):  # NumPy takes either zero
             number = ~np.isnan(wanted)
             np.testing.assert_array_equal(np.signbit(found)[number], np.signbit(wanted)[number])
+
+
+def without_sign(dtype):
+    """Numbers at the ends of the range, about 2^53 and 2^24, and halfway between floats."""
+    generator, limit = np.random.default_rng(0), np.iinfo(dtype).max
+    numbers = [
+        0,
+        1,
+        2,
+        5,
+        31,
+        32,
+        63,
+        64,
+        limit,
+        limit - 1,
+        limit // 2,
+        limit // 2 + 1,
+        2**24 + 1,
+        *generator.integers(0, limit, 9, dtype),
+    ]
+    if dtype == np.uint64:
+        halfway = (generator.integers(0, 1 << 24, 30).astype(dtype) * 2 + 1) << generator.integers(10, 39, 30).astype(dtype)
+        numbers += [2**53, 2**53 + 1, 2**63 + 1025, *halfway, *(halfway + dtype.type(1)), *(halfway - dtype.type(1))]
+    return np.array(numbers, dtype)
+
+
+@pytest.mark.parametrize("dtype", SIGNLESS, ids=str)
+@pytest.mark.parametrize("name", sorted({*UNSIGNED} - {"stop_gradient", "where"}))
+def test_numbers_without_sign(name, dtype):
+    primitive, every = primitive_named(name), without_sign(dtype)
+    arrays = [a.reshape(-1).copy() for a in np.meshgrid(every, every)] if primitive.ufunc.nin == 2 else [every]
+    wanted = np.asarray(primitive.reference(*arrays))
+    for cpu in LEVELS:
+        np.testing.assert_array_equal(run(OPERATIONS[UNSIGNED[name]].emit, arrays, wanted.dtype, cpu), wanted)
+
+
+@pytest.mark.parametrize("dtype", SIGNLESS, ids=str)
+@pytest.mark.parametrize("kind", ["float", "double"])
+def test_floats_of_numbers_without_sign(dtype, kind):
+    x = without_sign(dtype)
+    for cpu in LEVELS:
+        found = run(OPERATIONS[f"{kind}_of_unsigned"].emit, [x], DTYPES[kind], cpu)
+        np.testing.assert_array_equal(found, x.astype(DTYPES[kind]))
+
+
+def test_integers_of_numbers_without_sign():
+    x = without_sign(np.dtype(np.uint32))
+    np.testing.assert_array_equal(run(OPERATIONS["i64_of_unsigned"].emit, [x], np.int64, BEST), x.astype(np.int64))
+
+
+def test_bits_of_dropout_are_fused():
+    """Random words become floats, and are compared: one kernel. Signs do not mix."""
+
+    def fn(words, x, numbers):
+        kept = (words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24) < 0.5
+        return np.where(kept, x * 2, np.float32(0)), words < numbers, np.maximum(words, np.uint64(2**63 + 5))
+
+    generator = np.random.default_rng(0)
+    words = generator.integers(0, 1 << 64, 9000, np.uint64)
+    x, numbers = generator.standard_normal(9000).astype(np.float32), generator.integers(-99, 99, 9000)
+    compiled = fc.jit(fn)
+    for found, wanted in zip(compiled(words, x, numbers), fn(words, x, numbers), strict=True):
+        np.testing.assert_array_equal(np.asarray(found), wanted)
+    program = fuse(compiled.lower(words, x, numbers).program)
+    assert [eqn.primitive.name for eqn in program.equations] == ["fused", "less"]
 
 
 @pytest.mark.parametrize("name", ["floor_divide", "remainder", "fmod"])
