@@ -52,8 +52,8 @@ def why_not() -> str | None:
         binding = _binding()
     except (ImportError, OSError) as error:  # OSError: its shared object cannot be loaded
         return f"llvmlite cannot be imported: {error}"
-    if binding.llvm_version_info < (19,):  # `splat` in the language
-        return f"llvmlite has LLVM {'.'.join(map(str, binding.llvm_version_info))}, and kernels need 19"
+    if binding.llvm_version_info < (19,):  # `splat`, and pointers without types
+        return f"llvmlite has LLVM {'.'.join(map(str, binding.llvm_version_info))}, and kernels need 19 (llvmlite 0.45)"
     if processor_level() is None:
         return "the processor is not an x86-64 with AVX2 and FMA"
     return None

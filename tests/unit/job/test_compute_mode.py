@@ -56,7 +56,7 @@ def test_switched_off(monkeypatch):
     [
         ("_binding", fails(ImportError("No module named 'llvmlite'")), "No module named 'llvmlite'", "pip install"),
         ("_binding", fails(OSError("libllvmlite.so is missing")), "libllvmlite.so is missing", "pip install"),
-        ("_binding", lambda: Llvm(15, 0, 7), "llvmlite has LLVM 15.0.7, and kernels need 19", "pip install"),
+        ("_binding", lambda: Llvm(15, 0, 7), "llvmlite has LLVM 15.0.7, and kernels need 19 (llvmlite 0.45)", "pip install"),
         ("processor_level", lambda: None, "the processor is not an x86-64 with AVX2 and FMA", "virtual machine"),
     ],
 )
