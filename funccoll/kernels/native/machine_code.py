@@ -9,7 +9,17 @@ from typing import Any
 
 from ...config import FUSE
 
-__all__ = ["LEVELS", "address_of", "addresses_of", "compiler", "compute_mode", "object_code", "processor_level", "why_not"]
+__all__ = [
+    "LEVELS",
+    "address_of",
+    "addresses_of",
+    "assembly",
+    "compiler",
+    "compute_mode",
+    "object_code",
+    "processor_level",
+    "why_not",
+]
 
 LEVELS = "x86-64-v3", "x86-64-v4"
 """The kinds of processors for which there is code. Both have FMA; plain x86-64 would call a function for each element."""
@@ -83,6 +93,11 @@ def object_code(text: str, cpu: str) -> bytes:
     """Compile a kernel's text for a processor. Nothing is kept."""
     binding, machine = _binding(), _target_machine(cpu)
     return machine.emit_object(binding.parse_assembly(text))
+
+
+def assembly(text: str, cpu: str) -> str:
+    """Return the instructions of a kernel's text in assembler's language, for readers."""
+    return _target_machine(cpu).emit_assembly(_binding().parse_assembly(text))
 
 
 def address_of(text: str, symbol: str, cpu: str | None = None) -> int:
