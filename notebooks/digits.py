@@ -245,7 +245,7 @@ def main(given):
     if processes == 1:
         deviation = np.max(np.abs(losses - expected))
         text = f"loss curve of {len(losses)} steps within {deviation:.1e} of the same model on one device"
-        checks[text] = deviation <= 1e-5
+        checks[text] = deviation <= 1e-3  # rounding decides on which side of 0 an activation is, once in some hundred steps
     if given.compare:
         text, equal = compared(whole, given.compare)
         checks[text] = equal

@@ -439,10 +439,7 @@ class _Kernel(_Shape):
 
     def _mask_of_tail(self) -> Value | None:
         """Return the predicate of the lanes of a short vector that count; None if all do."""
-        if not self.tail:
-            return None
-        lanes = ", ".join(f"i1 {'true' if k < self.tail else 'false'}" for k in range(LANES))
-        return Value(self.kernel, "i1", f"<{lanes}>")
+        return self.kernel.first_lanes(self.tail) if self.tail else None
 
     def masked(self, step: GroupStep, term: Value, mask: Value | None) -> Value:
         """Return a term of a reduction, with the neutral element in the lanes that do not count."""
@@ -646,8 +643,7 @@ class _Kernel(_Shape):
         if not along and self.full[x]:
             term = self.masked(step, term, mask)
         elif not along:  # one element for each row: it counts once
-            lanes = ", ".join(f"i1 {'true' if k == 0 else 'false'}" for k in range(LANES))
-            term = self.masked(step, term, Value(kernel, "i1", f"<{lanes}>"))
+            term = self.masked(step, term, kernel.first_lanes(1))
         term = self.masked(step, term, accumulator.counts)
         if term.kind != accumulator.kind:
             term = term.convert("fpext", "double")
@@ -755,8 +751,7 @@ class _ShortRows(_Kernel):
         operation, term = _REDUCTIONS[step.operation], self.head[_only(step)]
         kind = term.kind
         if self.length < self.segment:
-            counts = ", ".join(f"i1 {'true' if k % self.segment < self.length else 'false'}" for k in range(LANES))
-            term = self.masked(step, term, Value(self.kernel, "i1", f"<{counts}>"))
+            term = self.masked(step, term, self.kernel.first_lanes(self.length, self.segment))
         if operation == "sum" and kind == "float":
             term = term.convert("fpext", "double")
         width = self.segment // 2

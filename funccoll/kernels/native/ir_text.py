@@ -220,6 +220,7 @@ class KernelText:
         self._support: dict[str, str] = {}
         """Functions and tables beside the kernel, by name."""
         self._number = 0
+        self._numbered: set[str] = set()
 
     def new_name(self) -> str:
         """Return a name that no other value has."""
@@ -261,6 +262,25 @@ class KernelText:
         if zero:
             self._entry.append(f"  store {vector} zeroinitializer, ptr {name}, align 64")
         return name
+
+    def first_lanes(self, count: int, period: int = 0) -> Value:
+        """Return the predicate of the first `count` lanes, or of the first ones of each `period` lanes.
+
+        It is not a constant: LLVM 22 drops a `select` by constant lanes behind a quotient, so 0 / 0 in a lane that does not
+        count would be NaN.
+        """
+        numbers, vector = f"%lanes.{period}", f"<{self.lanes} x i32>"
+        if numbers not in self._numbered:
+            self._numbered.add(numbers)
+            lanes = ", ".join(f"i32 {k % (period or self.lanes)}" for k in range(self.lanes))
+            self._entry += [
+                f"  {numbers}.place = alloca i32\n  store volatile i32 0, ptr {numbers}.place",
+                f"  {numbers}.zero = load volatile i32, ptr {numbers}.place",
+                f"  {numbers}.one = insertelement {vector} poison, i32 {numbers}.zero, i32 0",
+                f"  {numbers}.all = shufflevector {vector} {numbers}.one, {vector} poison, {vector} zeroinitializer",
+                f"  {numbers} = add {vector} {numbers}.all, <{lanes}>",
+            ]
+        return Value(self, "i32", numbers).compare("ult", count)
 
     def support(self, name: str, text: str) -> None:
         """Add a function or a table beside the kernel, once."""

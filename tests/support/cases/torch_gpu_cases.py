@@ -11,6 +11,7 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import funccoll as fc
+from funccoll.config import FUSE
 from funccoll.platforms.gpu import cublas
 from funccoll.torch import DistributedDataParallel, tensor_memory
 from funccoll.torch.reducer import Reducer
@@ -29,6 +31,8 @@ from funccoll.transports.cuda import job_gpus
 from tests.support.fakes import fake_cuda, fake_cupy, fake_nccl, fake_torch_device
 from tests.support.fakes.fake_cublas import FakeCublas
 from tests.support.fakes.fake_torch_device import DeviceTensor, move, to_device, to_host
+
+os.environ[FUSE] = "0"  # a GPU computes as NumPy does, one operation at a time
 
 CASES: dict[str, Callable[[], Any]] = {}
 STREAM = fake_nccl._STREAM

@@ -7,12 +7,14 @@ device="cuda". Each is called three times: kernel by kernel, captured as a CUDA 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from typing import Any
 
 import numpy as np
 
 import funccoll as fc
+from funccoll.config import FUSE
 from funccoll.kernels.kernel_context import WORD
 from tests.support.fakes import cuda_simulation, fake_cuda, fake_cupy
 from tests.support.fakes.fake_cublas import FakeCublas
@@ -23,6 +25,8 @@ sys.modules.update(fake_cuda.modules())
 from funccoll.platforms.gpu import cublas, cupy_gpu
 from funccoll.platforms.gpu.captured_program import CapturedProgram
 from funccoll.transports.cuda import virtual_devices
+
+os.environ[FUSE] = "0"  # a GPU computes as NumPy does, one operation at a time
 
 
 def install(simulated: cuda_simulation.SimulatedGpu) -> None:

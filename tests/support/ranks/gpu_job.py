@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import threading
 from typing import Any
@@ -14,9 +15,12 @@ import numpy as np
 
 import funccoll as fc
 from funccoll import P
+from funccoll.config import FUSE
 from funccoll.transports.cuda import cuda_transport, job_gpus
 from tests.support.cases import process_cases
 from tests.support.fakes import fake_nccl, peer_simulation
+
+os.environ[FUSE] = "0"  # a GPU computes as NumPy does, one operation at a time
 
 
 class JobGpu(peer_simulation.PeerSimulatedGpu):

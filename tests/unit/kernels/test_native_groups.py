@@ -22,7 +22,10 @@ from funccoll.kernels.native.group import FusedGroup, GroupNumber, GroupStep, Gr
 from funccoll.kernels.native.group_kernel import BLOCK, fits, group_kernel
 from funccoll.kernels.native.ir_text import LANES
 
-pytestmark = pytest.mark.skipif(machine_code.why_not() is not None, reason=str(machine_code.why_not()))
+pytestmark = [
+    pytest.mark.covers("jit"),
+    pytest.mark.skipif(machine_code.why_not() is not None, reason=str(machine_code.why_not())),
+]
 
 BEST = machine_code.processor_level()
 LEVELS = machine_code.LEVELS[: machine_code.LEVELS.index(BEST) + 1] if BEST else ()
