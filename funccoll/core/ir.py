@@ -247,6 +247,14 @@ class Program:
                 raise FunccollError("an output of the program is not defined.")
         return self
 
+    def unfused(self) -> Program:
+        """Return the program before equations became groups, at all depths."""
+        if self.before_fusion is not None:
+            return self.before_fusion
+        if not any(eqn.bodies for eqn in self.equations):
+            return self
+        return self.replace(equations=tuple(eqn.with_bodies(Program.unfused) for eqn in self.equations))
+
     def without_reports(self) -> Program:
         """Return the program without the equations that show values, at all depths, and without the operands of these alone."""
         if not any(eqn.reports for eqn in self.equations):
@@ -282,7 +290,7 @@ class Program:
     @cached_property
     def fingerprint(self) -> str:
         """Return the sha256 of the canonical text and of the captured constants' bytes: no ids, no file:line, no reports."""
-        program = (self.before_fusion or self).without_reports()
+        program = self.unfused().without_reports()
         digest = hashlib.sha256(program.text(sources=False).encode())
         for _, value in program.constants:
             digest.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)

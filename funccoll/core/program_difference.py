@@ -38,7 +38,7 @@ class ProgramRow(NamedTuple):
 
 def program_rows(program: Program) -> list[ProgramRow]:
     """Return the rows of a program and of its inner ones, in order. This reads all captured constants; reports do not count."""
-    return [*_rows(program.without_reports(), "")]
+    return [*_rows(program.unfused().without_reports(), "")]
 
 
 def _rows(program: Program, depth: str) -> Iterator[ProgramRow]:

@@ -30,7 +30,7 @@ from tests.support.fakes.cupy_sides import host_and_gpu
 from tests.support.groups import in_groups
 from tests.support.oracles.numpy_oracle import DTYPES, assert_same, by_function, noted, run
 
-pytestmark = pytest.mark.covers("gpu-numpy")
+pytestmark = [pytest.mark.covers("gpu-numpy"), pytest.mark.usefixtures("numpy_compute")]
 
 
 def quiet(function: Callable[..., Any], *args: Any) -> Any:

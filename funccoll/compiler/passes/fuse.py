@@ -51,6 +51,7 @@ _KINDS = {
 """Kinds say nothing of signs: operations do."""
 _REDUCTIONS = {REDUCTIONS[name] for name in ("sum", "max", "min")}
 _VIEWS = {reshape_p, broadcast_to_p, stop_gradient_p}
+_FASTER_BY_NUMPY = {"power", "general_root", "float_power", "cbrt"}
 _LARGEST = 128
 """Equations of a group: larger ones take long to compile."""
 _SAVED_BY_CALL = 400
@@ -377,6 +378,8 @@ def _in_order(draft: _Draft, readers: Mapping[Var, Sequence[int]]) -> bool:
 def _steps(eqn: Equation) -> tuple[str, list[np.dtype], np.dtype] | None:
     """Return the operation of an equation, and the dtypes of its operands and result; None if no kernel has it."""
     primitive, dtypes = eqn.primitive, [a.type.dtype for a in eqn.inputs]
+    if primitive.name in _FASTER_BY_NUMPY:
+        return None
     out = eqn.outputs[0].type.dtype
     if primitive in _REDUCTIONS:
         if (primitive is not REDUCTIONS["sum"] and (dtypes[0] != out or out == np.bool_)) or out.kind == "u":

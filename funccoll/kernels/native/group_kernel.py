@@ -802,7 +802,7 @@ class _ShortRows(_Kernel):
         for v in inputs if rest else ():
             self.copied(kinds[v], self.elements(v, rest), ends[v], stacks[v])
         kernel.line("  br label %before.rows\nbefore.rows:\n  br label %rows\nrows:")
-        kernel.line("  %r = phi i64 [ 0, %before.rows ], [ %next.row, %rows ]")
+        kernel.line("  %r = phi i64 [ 0, %before.rows ], [ %next.row, %row.end ]")
         if rest:
             kernel.line(f"  %is.last = icmp eq i64 %r, {start}")
         places: dict[int, str] = {}
@@ -818,6 +818,7 @@ class _ShortRows(_Kernel):
         self.steps(of_rows=True)
         for v in outputs:
             self.written(v, places[v])
+        kernel.line("  br label %row.end\nrow.end:")  # angles have branches of their own
         kernel.line(f"  %next.row = add i64 %r, {self.together}\n  %more.rows = icmp slt i64 %next.row, {self.rows}")
         kernel.line("  br i1 %more.rows, label %rows, label %results\nresults:")
         for v in outputs if rest else ():

@@ -92,7 +92,9 @@ def _key() -> str:
 def object_code(text: str, cpu: str) -> bytes:
     """Compile a kernel's text for a processor. Nothing is kept."""
     binding, machine = _binding(), _target_machine(cpu)
-    return machine.emit_object(binding.parse_assembly(text))
+    module = binding.parse_assembly(text)
+    module.verify()  # the code generator would end the process
+    return machine.emit_object(module)
 
 
 def assembly(text: str, cpu: str) -> str:

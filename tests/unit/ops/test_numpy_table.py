@@ -16,7 +16,7 @@ from tests.support.cases.numpy_cases import BF16, FORWARD
 from tests.support.groups import in_groups
 from tests.support.oracles.numpy_oracle import DTYPES, assert_same, by_function, noted, run
 
-pytestmark = pytest.mark.covers("numpy", "linalg")
+pytestmark = [pytest.mark.covers("numpy", "linalg"), pytest.mark.usefixtures("numpy_compute")]
 
 VECTOR_PRODUCTS = {getattr(np, name) for name in ("vecdot", "matvec", "vecmat") if hasattr(np, name)}
 ALL = {*FUNCTIONS, *UFUNCS, *VECTOR_PRODUCTS, np.matmul, np.divmod, np.modf}

@@ -15,7 +15,7 @@ from tests.support.cases.numpy_cases import BF16, NUMPY
 from tests.support.groups import in_groups
 from tests.support.oracles.numpy_oracle import assert_same, noted
 
-pytestmark = pytest.mark.covers("numpy")
+pytestmark = [pytest.mark.covers("numpy"), pytest.mark.usefixtures("numpy_compute")]
 
 # ---------------------------------------------------------------- tracers are arrays
 
