@@ -102,6 +102,7 @@ test-fast: $(VENV)/.dev
 	$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow and not exhaustive and not processes" $(FAST)
 
 # Hypothesis's tests run in `make test`, too, with few examples.
+test-slow: export FUNCCOLL_FUSE := 1
 test-slow: $(MPI) $(NVJITLINK) $(KERNELS)
 	$(BIN)/python -m pytest -q $(PARALLEL) --hypothesis-profile=many -m "(slow or hypothesis) and not exhaustive"
 

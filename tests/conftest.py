@@ -9,6 +9,7 @@ from pathlib import Path
 os.environ["FUNCCOLL_CHECK"] = "1"
 os.environ["FUNCCOLL_MACHINE_PROFILE"] = "none"
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ.setdefault("FUNCCOLL_FUSE", "0")  # kernels of a thousand small programs take three minutes: `make test-slow` has them
 flags = os.environ.get("XLA_FLAGS", "")
 if "xla_force_host_platform_device_count" not in flags:
     os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=8".strip()
@@ -28,6 +29,8 @@ from tests.support.worker_reports import leave_out_reports
 os.environ["PYTHONPATH"] = python_path()
 
 TESTS = Path(__file__).parent
+FUSED = ("docs", "jobs/launch", "unit/compiler", "unit/job", "unit/kernels", "unit/nn", "unit/optim", "unit/parallel")
+"""Folders whose tests compute in fused kernels in `make test`, too."""
 PROCESSES = ("gpu_check", "jobs", "torch")
 """Folders whose tests start processes, all of them or nearly all."""
 
@@ -98,8 +101,16 @@ def line():
     return fc.make_mesh({"data": 4})
 
 
+@pytest.fixture(autouse=True)
+def _fused_compute(request, monkeypatch):
+    """Programs compute in fused kernels, in the folders where that is tested."""
+    folder = request.path.relative_to(TESTS).parent.as_posix()
+    if folder in FUSED:
+        monkeypatch.setenv(FUSE, "1")
+
+
 @pytest.fixture
-def numpy_compute(monkeypatch):
+def numpy_compute(monkeypatch, _fused_compute):
     """Compiled programs have NumPy's bits: no fused kernels."""
     monkeypatch.setenv(FUSE, "0")
 
