@@ -9,7 +9,7 @@ from pathlib import Path
 os.environ["FUNCCOLL_CHECK"] = "1"
 os.environ["FUNCCOLL_MACHINE_PROFILE"] = "none"
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ.setdefault("FUNCCOLL_FUSE", "0")  # kernels of a thousand small programs take three minutes: `make test-slow` has them
+os.environ.setdefault("FUNCCOLL_FUSE", "0")  # compiling kernels of a thousand small programs takes minutes: see `FUSED`
 flags = os.environ.get("XLA_FLAGS", "")
 if "xla_force_host_platform_device_count" not in flags:
     os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=8".strip()
