@@ -29,7 +29,7 @@ from tests.support.worker_reports import leave_out_reports
 os.environ["PYTHONPATH"] = python_path()
 
 TESTS = Path(__file__).parent
-FUSED = ("docs", "jobs/launch", "unit/compiler", "unit/job", "unit/kernels", "unit/nn", "unit/optim", "unit/parallel")
+FUSED = ("docs", "unit/compiler", "unit/kernels", "unit/nn", "unit/parallel")
 """Folders whose tests compute in fused kernels in `make test`, too."""
 PROCESSES = ("gpu_check", "jobs", "torch")
 """Folders whose tests start processes, all of them or nearly all."""

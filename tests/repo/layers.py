@@ -85,7 +85,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("cuda", "cuda_compute"),
     ),
     "kernels.native": (
-        ("group", "ir_text", "machine_code"), ("elementary", "fast_call", "row_kernel"), ("powers", "quotients"), ("angles",),
+        ("group", "ir_text", "machine_code"), ("elementary", "fast_call"), ("powers", "quotients"), ("angles",),
         ("operations",), ("group_kernel",),
         ("compiled_groups",),
     ),

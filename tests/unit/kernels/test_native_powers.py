@@ -16,6 +16,7 @@ from funccoll.kernels.native.operations import FUNCTIONS, OPERATIONS
 from .test_native_elementary import LEVELS, PLAIN, compiled, doubles, errors, patterns, specials
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.covers("jit"),
     pytest.mark.skipif(machine_code.why_not() is not None, reason=str(machine_code.why_not())),
 ]
