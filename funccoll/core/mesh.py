@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import MeshError, PlannedError, ShardingError
+from ..errors import MeshError, ShardingError
 from .partition_spec import P, normalize_axes
 
 if TYPE_CHECKING:
@@ -273,17 +273,22 @@ class Mesh:
         return [dict(zip(names, point, strict=True)) for point in itertools.product(*ranges)]
 
     def __getitem__(self, axes: str | tuple[str, ...]) -> Mesh:
-        """Return the sub-mesh of `axes` (in that order) through the first device."""
-        names = self.check_axes(axes)
-        devices = None
-        if not self.is_fully_addressable:
-            raise PlannedError("sub-meshes of a mesh of several processes are planned; today name the axes in the collective.")
-        places = [self.position(c) for c in self.walk(names)]
+        """Return the sub-mesh of `axes` (in that order) through this process's device; one process's goes through the first.
+
+        In a job, each process along other axes has a mesh of its own processes. All of these have to ask for it.
+        """
+        names, devices, process = self.check_axes(axes), None, None
+        fixed = {} if self.process is None else self.coordinates(self.process)
+        places = [self.position({**fixed, **c}) for c in self.walk(names)]
         if self.devices is not None:
             devices = [self.devices[i] for i in places]
         hosts = number_hosts(self.hosts[i] for i in places) if self.hosts else ()
         shape = {a: self.shape[a] for a in names}
-        return Mesh(shape, devices, transport=self.transport, device_type=self.device_type, hosts=hosts)
+        transport = self.transport
+        if self.process is not None:
+            process = places.index(self.process)
+            transport = None if transport is None or devices is None else transport.for_part(names, devices)
+        return Mesh(shape, devices, process, transport, self.device_type, hosts)
 
     __iter__ = None  # __getitem__ takes names; without this Python would try mesh[0], mesh[1], ...
 

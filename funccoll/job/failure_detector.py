@@ -122,6 +122,11 @@ class FailureDetector:
                 return Failure(rank, "raised", text) if text else Failure(rank, "died")
         return self._failure or next((Failure(r, "left") for r in members if header[LEFT + r]), None)
 
+    def sees(self, rank: int) -> bool:
+        """True if a rank has not ended, as this one's socket to it shows. False if it has none."""
+        header = self._header
+        return header is not None and (rank == self.rank or (rank in self._present and not header[LEFT + rank]))
+
     def _run(self) -> None:
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)

@@ -19,7 +19,7 @@ from ..core.mesh import Mesh, number_hosts
 from ..core.traced_ranks import note_rank
 from ..errors import DeviceError, MeshError, RendezvousError, user_source
 from ..runtime.recorder import begin_from_environment, end
-from ..runtime.transport import Transport, choose_job_transport, load_transport
+from ..runtime.transport import Transport, choose_job_transport, load_transport, mesh_number
 from . import rendezvous, reports
 from .failure_detector import FailureDetector
 from .forking import ForkHandshake
@@ -290,6 +290,8 @@ def transport_of(mesh: Mesh) -> Transport:
     if world is None:
         raise RendezvousError(f"{mesh!r} is of a job that this process has left. Make a new mesh after fc.init().")
     # Equal meshes have one number, in all processes. Two with one checksum would only share communicators.
+    if mesh.size != world.world:
+        return world.transport.for_mesh(mesh_number(mesh.axis_names, mesh.sizes, tuple(mesh.devices or ())), mesh.devices or ())
     return world.transport.for_mesh(-1 - zlib.crc32(repr((mesh.axis_names, mesh.sizes)).encode()))
 
 

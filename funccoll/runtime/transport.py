@@ -6,6 +6,7 @@ of funccoll knows how devices communicate. Transports are found by name and impo
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,7 +18,7 @@ from ..arrays.array_layout import ArrayLayout
 from ..config import TRANSPORT
 from ..core.ir import Var
 from ..core.mesh import Mesh, Sharding
-from ..errors import RendezvousError, Source
+from ..errors import PlannedError, RendezvousError, Source
 from ..platforms.device import Copies, Device
 from .collective_call import CollectiveCall
 from .work import Work
@@ -43,6 +44,7 @@ __all__ = [
     "Transport",
     "choose_job_transport",
     "load_transport",
+    "mesh_number",
 ]
 
 ArgumentCheck = Callable[[Sequence[Any], Sequence[np.ndarray | None]], None]
@@ -191,6 +193,10 @@ class Transport:
         """
         raise NotImplementedError
 
+    def for_part(self, axes: Sequence[str], ranks: Sequence[int]) -> Transport:
+        """Return the transport of the part of the mesh along these axes: the processes `ranks`, this one among them."""
+        raise PlannedError("parts of a mesh of several processes' GPUs are planned; today name the axes in the collective.")
+
     def note_exception(self, executables: Sequence[CollectiveExecutable], done: int, error: BaseException) -> None:
         """Note an exception that leaves a program after `done` of its collectives. `executables` are in order.
 
@@ -320,9 +326,10 @@ class JobTransport(Protocol):
         """Serve the meshes of this membership."""
         ...
 
-    def for_mesh(self, number: int) -> Transport:
+    def for_mesh(self, number: int, ranks: Sequence[int] = ()) -> Transport:
         """Return the transport of the `number`-th mesh that this process makes; meshes from pickles have numbers below 0.
 
+        `ranks` are the processes of a mesh of some of the job's, in the order of its devices (`mesh_number`).
         Collectives over different meshes are never matched, so threads with a mesh each do not disturb each other.
         """
         ...
@@ -362,6 +369,11 @@ class JobTransport(Protocol):
 def load_transport(name: str) -> Any:
     """Import a transport's module. Its class, or a function that makes it, is `IMPLEMENTATION`."""
     return importlib.import_module(f"..transports.{_MODULES[name]}", __package__).IMPLEMENTATION
+
+
+def mesh_number(*identity: object) -> int:
+    """Return the number of a mesh of some processes. They know its identity, and not how many meshes others have made."""
+    return 1 << 56 | int.from_bytes(hashlib.sha256(repr(identity).encode()).digest()[:7], "little")
 
 
 def choose_job_transport(job: JobSpec) -> type[JobTransport]:

@@ -104,7 +104,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("handshake", "processes", "excepthook", "forking", "tcp", "rpc"), ("checks", "mpirun"),
         ("mpi_findings", "missing_ranks"), ("doctor",),
         ("coordinator", "launchers", "torch_group"), ("rendezvous", "failure_detector", "identity"),
-        ("across_hosts", "membership"), ("job_context",), ("launch", "process_allgather"),
+        ("across_hosts", "membership"), ("job_context",), ("launch", "process_allgather", "process_group"),
     ),
     "compiler": (
         ("passes", "placement"), ("codegen",),

@@ -40,7 +40,7 @@ AREAS = {
     "collectives": ("Collectives and schedules", "proofs, costs, exports", "no real cluster and no MSCCL runtime has run them"),
     "training": ("Data parallel training", "buckets, hooks, optimizers, uneven batches", "FSDP helpers are planned"),
     "torch": ("PyTorch", "`DistributedDataParallel`, tensors", "tested on CPUs, and with two processes that share one GPU"),
-    "one_host": ("Processes of one host", "shared memory, launchers, failures", "sub-meshes are planned"),
+    "one_host": ("Processes of one host", "shared memory, launchers, failures", "collectives of blocks of any sizes are planned"),
     "several_hosts": ("Several hosts", "MPI over TCP", "tried on network namespaces, never on a real cluster"),
     "gpus": ("NVIDIA GPUs", "CuPy, CUDA kernels, NCCL", "ran on one H200; several GPUs, and NCCL between ranks, are untested"),
     "tools": ("Tools", "command line, profiles, drawings, notebooks", "no profiling on GPUs yet"),
@@ -395,7 +395,13 @@ FEATURES = (
         "memory limit of a control group is simulated. The record has the times until the others know.",
         ("benchmarks/results/failures.json",),
     ),
-    Feature("sub-meshes", 'Sub-meshes of processes (`mesh["data"]`), several channels', "one_host", PLANNED),
+    Feature(
+        "process-groups",
+        'Groups of any processes (`fc.group`, `split`), parts of a mesh (`mesh["data"]`), and failures outside of them',
+        "one_host",
+        "Works",
+    ),
+    Feature("channels", "Several channels between processes", "one_host", PLANNED),
     # ------------------------------------------------------------ several hosts
     Feature(
         "mpi",

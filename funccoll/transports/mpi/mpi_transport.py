@@ -288,8 +288,9 @@ class MpiJob(SharedMemoryJob):
         mpi.is_pending = True
         return join_across_hosts(job, timeout, _MpiAddressExchange(mpi, alone=not job.across_hosts), SharedMemoryJob.meet)
 
-    def for_mesh(self, number: int) -> MpiTransport:
+    def for_mesh(self, number: int, ranks: Sequence[int] = ()) -> MpiTransport:
         """See `JobTransport`."""
+        self.note_part(number, ranks)
         return MpiTransport(self, number, self.mpi.mpi, self.communicator, self._communicators_of_mpi)
 
     def join(self, world: Membership) -> None:

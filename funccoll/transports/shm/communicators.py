@@ -17,6 +17,7 @@ from ...core.weak_values import WeakValues
 from ...errors import FunccollError, RendezvousError
 from ...job import host
 from ...job.calling_thread import calling_thread
+from ...job.failure import Failure
 from ...job.membership import Membership
 from ...kernels.kernel_context import LINE_BYTES, MAILBOX, RECORD
 from ..plans.control_block import MAILBOXES, MAILBOXES_ON_SHARED_CORES, Communicator, ControlBlock, Mailboxes
@@ -40,6 +41,8 @@ _ENTRY_WORDS = 4
 _MAILBOXES: tuple[Mailboxes, ...] = (), MAILBOXES, MAILBOXES_ON_SHARED_CORES
 _ANSWER_TIMEOUT = 0.2
 """Seconds for ranks of other hosts to report their positions. Soon after a rank was killed, mpirun ends the others, too."""
+_IN_THE_MIDDLE, _AFTER_ONE = 1, 2
+"""Where a rank has ended its collectives."""
 _NOWHERE = "has not entered any collective of this group"
 _TOLD = 8
 """Decisions that a rank reports to those of other hosts."""
@@ -54,7 +57,9 @@ class Communicators:
     A table in the heap has the offsets of their control blocks. The first rank that uses one writes it.
     """
 
-    def __init__(self, world: Membership, heap: Heap, access: PeerAccess, notes: ProcessNotes):
+    def __init__(self, world: Membership, heap: Heap, access: PeerAccess, notes: ProcessNotes, parts: Mapping[int, tuple[int, ...]]):
+        """`parts` has the ranks of meshes of some of the job's processes, by their numbers."""
+        self._parts = parts
         self.world, self.heap, self.access, self.notes = world, heap, access, notes
         self.bases = np.zeros(_MAX_COMMUNICATORS, np.int64)
         self.sequence_hashes = np.zeros(_MAX_COMMUNICATORS, np.int64)
@@ -64,6 +69,9 @@ class Communicators:
         """By communicator, a count that the counters of all its ranks have reached. See RESERVE."""
         self.contention = np.zeros(2, np.int64)
         """The waits' record of other processes that want this one's core. See `contention` in `kernels.kernel_context`."""
+        self._no_failure = np.zeros(1, np.int64)
+        self.no_failure = self._no_failure.ctypes.data
+        """The address of a failure word that is never set, for a call that goes on after the failure of a rank outside of it."""
         self.busy = bytearray(_MAX_COMMUNICATORS)
         """By communicator, 1 while one of its calls runs. A call from inside it raises, for example by a signal handler."""
         self.plans: WeakValues[int, Plan] = WeakValues()
@@ -105,18 +113,21 @@ class Communicators:
             ownership.thread = None
 
     def communicator(self, groups: ReplicaGroups, number: int) -> Communicator:
-        """This process's communicator among these groups of the `number`-th mesh.
+        """This process's communicator among these groups of the `number`-th mesh. The groups have positions in the mesh.
 
         Its first use places the control blocks of all groups.
         """
         key = number, groups
         with self._lock:
             if key not in self._known:
-                members = groups.of(self.world.rank)
+                part = self._parts.get(number)
+                ranks = groups.ranks if part is None else tuple(tuple(part[i] for i in group) for group in groups.ranks)
+                own = self.world.rank if part is None else part.index(self.world.rank)
+                members = ranks[groups.ranks.index(groups.of(own))]
                 tag = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:7], "little")
-                entry, start, mailboxes, cache_bytes = self._place(tag | 1, [len(group) for group in groups.ranks])
+                entry, start, mailboxes, cache_bytes = self._place(tag | 1, [len(group) for group in ranks])
                 blocks = []
-                for group in groups.ranks:
+                for group in ranks:
                     blocks.append((group, ControlBlock(start, len(group), mailboxes=mailboxes)))
                     start += blocks[-1][1].nbytes
                 rank, hosts, control = members.index(self.world.rank), self._hosts(members), dict(blocks)[members]
@@ -181,7 +192,7 @@ class Communicators:
         if self.broken is None:
             ours = isinstance(error, FunccollError)
             self.broken = error if ours else FunccollError(f"{type(error).__name__} in the middle of {name}")
-            self._abandoned[self.world.rank] = 1
+            self._abandoned[self.world.rank] = _IN_THE_MIDDLE
             text = "".join(traceback.format_exception(error))  # an error of another thread may not have been raised here
             head = "" if error.__traceback__ is not None else "Traceback (most recent call last):\n"
             self.world.watch.report(head + text)
@@ -268,7 +279,17 @@ class Communicators:
 
     def is_intact(self, members: Sequence[int]) -> bool:
         """True if no member has left a collective while peers could read its arrays. A killed rank has not left."""
-        return not any(self._abandoned[m] for m in members)
+        return not any(self._abandoned[m] == _IN_THE_MIDDLE for m in members)
+
+    def outlive(self, failure: Failure, name: str) -> None:
+        """End the collectives of this rank after the named one, which has ended well. A rank outside of it had failed."""
+        if self.broken is None:
+            self._abandoned[self.world.rank] = _AFTER_ONE
+            self.broken = failure.error(f"Rank {self.world.rank} was in {name}, which ended: that rank takes no part in it.")
+
+    def has_ended(self, rank: int) -> bool:
+        """True if a rank of this host has ended its collectives, so that it enters no other one."""
+        return bool(self._abandoned[rank])
 
     # ------------------------------------------------------------ where every rank is
 

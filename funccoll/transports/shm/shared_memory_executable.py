@@ -19,6 +19,7 @@ import numpy as np
 
 from ...core.ir import Var
 from ...errors import FunccollError, at_source
+from ...job.failure import Failure
 from ...kernels.cpu import interpreter
 from ...kernels.kernel_context import (
     ACCUMULATOR_BYTES,
@@ -322,7 +323,8 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
     def _wait(self) -> None:
         began, seen, deadlocks, reached = 0.0, None, 0, None
         suspicion: Suspicion | None = None
-        while (status := self._words[WORD.status]) != FINISHED:
+        words, outlived = self._words, None
+        while (status := words[WORD.status]) != FINISHED:
             if status == BUDGET_SPENT:
                 self._budget_spent()
             elif status == MISMATCH:
@@ -341,6 +343,8 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
                 waits = status == WAITING and int(self._code[self._words[WORD.pc]]) == Opcode.WAIT
                 # A peer may have done its part before it left. It is a failure only if this rank then waits in vain.
                 failure = self.world.watch.failure(self._unfinished())
+                if failure is not None and self._outlives(failure):
+                    words[WORD.failure], outlived, failure = self.registry.no_failure, failure, None
                 late = seen is not None and (waits or waited > _SILENT)
                 if failure is not None and (late or status == FAILED):
                     raise self._diagnosis().after(failure, waits=status == WAITING)
@@ -365,9 +369,21 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
                     if deadlocks == 2:
                         raise self._diagnosis().deadlock(cycle)
             self._kernel()
+        if outlived is not None:
+            self.registry.outlive(outlived, self._diagnosis().name)
         for communicator in self.communicators:
             self.registry.waiting_for.pop(communicator.number, None)
         self.registry.waits.end_wait()
+
+    def _outlives(self, failure: Failure) -> bool:
+        """True if this call may go on although a rank outside of its members has failed. Later calls raise.
+
+        It may while all members that it waits for are there, and will enter it.
+        """
+        if failure.rank in self.members or not self.registry.is_intact(self.members):
+            return False
+        ended = {m for m in self.members if self.registry.has_ended(m) or not self.world.watch.sees(m)}
+        return ended.isdisjoint(self._unfinished())  # looked up after it: who has done its part may end
 
     def _note_wait(self, communicator: Communicator, collective: PlannedCollective, is_for_counter: bool) -> Wait:
         """Note for which rank this thread waits, and which others must enter the call before it can leave."""
@@ -420,6 +436,9 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
         at_end = int(self._code[context[WORD.pc]]) == Opcode.END and context[WORD.repeats] <= 1
         if not at_end or not self.registry.is_intact(self.members):
             return False
+        failure = self.world.watch.failure()
+        if failure is not None and failure.rank not in self.members:
+            self.registry.outlive(failure, self._diagnosis().name)
         context[WORD.pc] = 0
         return True
 

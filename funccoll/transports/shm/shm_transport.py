@@ -19,7 +19,7 @@ from ...job import rendezvous
 from ...platforms.device import Run
 from ...platforms.host_device import HostDevice
 from ...runtime.collective_call import CollectiveCall, bind_arguments
-from ...runtime.transport import ArgumentCheck, CollectiveExecutable, FirstCall, Transport
+from ...runtime.transport import ArgumentCheck, CollectiveExecutable, FirstCall, Transport, mesh_number
 from .heap import Heap
 from .memory_file import HEADER, create, largest_arena
 from .peer_access import PeerAccess
@@ -56,6 +56,8 @@ class SharedMemoryJob:
         """From `join` on."""
         self.gathers: dict[Any, Any] = {}
         """Compiled all_gathers of `SharedMemoryTransport.gather_whole`."""
+        self.parts: dict[int, tuple[int, ...]] = {}
+        """The ranks of meshes of some of the job's processes, by the meshes' numbers."""
         self._notes: ProcessNotes | None = None
         self._shared: dict[str, Communicators] = {}
         self._ended = False
@@ -87,7 +89,7 @@ class SharedMemoryJob:
         if found is None:
             from .communicators import Communicators  # here: it imports LLVM
 
-            made = Communicators(self.world, self.heap, self.access, self.notes)
+            made = Communicators(self.world, self.heap, self.access, self.notes, self.parts)
             found = self._shared.setdefault("communicators", made)
         return found
 
@@ -101,9 +103,15 @@ class SharedMemoryJob:
         """The communicators; None if no collective was compiled yet."""
         return self._shared.get("communicators")
 
-    def for_mesh(self, number: int) -> SharedMemoryTransport:
+    def for_mesh(self, number: int, ranks: Sequence[int] = ()) -> SharedMemoryTransport:
         """See `JobTransport`."""
+        self.note_part(number, ranks)
         return SharedMemoryTransport(self, number)
+
+    def note_part(self, number: int, ranks: Sequence[int]) -> None:
+        """Note the processes of a mesh of some of the job's."""
+        if ranks:
+            self.parts[number] = tuple(ranks)
 
     def compare_mesh(self, number: int, axes: Mapping[str, int], source: str) -> None:
         """See `JobTransport`. Only ranks of one host are compared."""
@@ -181,6 +189,10 @@ class SharedMemoryTransport(Transport):
         from .shared_memory_executable import SharedMemoryExecutable
 
         return [SharedMemoryExecutable(self.job.communicators, self.number, *bind_arguments(calls), share_results)]
+
+    def for_part(self, axes: Sequence[str], ranks: Sequence[int]) -> Transport:
+        """See `Transport`."""
+        return self.job.for_mesh(mesh_number(self.number, *axes, *ranks), ranks)
 
     def agree(self, calls: Sequence[CollectiveCall]) -> SharedMemoryExecutable:
         """Compile a barrier of the ranks that are about to run collectives elsewhere, as on GPUs. They compare the collectives.

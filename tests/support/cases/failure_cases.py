@@ -188,6 +188,38 @@ def failing(
 
 
 @member
+def beside_a_group(culprits: list[int], deed: str, caught: bool = True) -> None:
+    """All step together; then ranks 0, 2 and 3 step as a group, in whose first step some rank does something."""
+    n = fc.world_size()
+    steps = Steps(Program(), caught)
+    steps.run(3)
+    group = fc.group([3, 0, 2])
+    if group.rank is None and fc.rank() not in culprits:
+        return
+    if fc.rank() in culprits:
+        if group.rank is None:
+            meet("away", range(n))
+        say("does")
+        DEEDS[deed]()
+        return
+    mesh = group.mesh({"d": 3})
+    sums = fc.jit(lambda x: fc.all_reduce(x, "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
+    x = fc.from_local(np.array([float(fc.rank())]), mesh, P("d"))
+    steps = Steps(lambda: say("sum", value=float(sums(x).local[0])), caught)
+    if culprits == [1]:
+        steps.run(1)
+        meet("away", range(n))
+    leaves = deed in ("leave", "exit")
+    if fc.rank() == 2 and culprits == [1]:  # the others wait within a step
+        while not leaves and fc.init().watch.failure() is None:
+            time.sleep(0.001)
+        say("notices")
+        wait_for("go")
+    steps.run(40 if leaves else 1_000_000)
+    say("ends", steps=steps.number)
+
+
+@member
 def mismatch(culprit: int, change: str, timeout: float | None = None) -> None:
     """One rank calls another collective at the same time, or the same one with something else."""
     n = fc.world_size()

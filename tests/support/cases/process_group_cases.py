@@ -1,0 +1,175 @@
+"""The jobs of `test_process_groups.py`: groups of some ranks, and parts of meshes."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import threading
+from typing import Any
+
+import numpy as np
+
+import funccoll as fc
+from funccoll import P
+from funccoll.core.mesh import Mesh
+from funccoll.errors import FunccollError
+
+
+def step(x: Any) -> Any:
+    """Every kind of collective over the axes a and b."""
+    both = ("a", "b")
+    n = fc.axis_size("a")
+    return (
+        fc.all_reduce(x, both),
+        fc.all_gather(x, "b", dim=0),
+        fc.all_to_all(x, "a", split_dim=0, concat_dim=1),
+        fc.reduce_scatter(x, both, dim=0),
+        fc.permute(x, "a", pairs=[(i, (i + 1) % n) for i in range(n)]),
+        fc.broadcast(x[:1], both, root=0),
+        fc.all_reduce(np.sum(x), "b", op="max"),
+    )
+
+
+EVERY = P(("a", "b"))
+
+
+def bits(mesh: Mesh, x: np.ndarray) -> list[bytes]:
+    """What this process has of a step's results on a mesh, for the global value x."""
+
+    def stacked(x: Any) -> Any:
+        return [y[None] for y in step(x)]
+
+    fn = fc.jit(stacked, mesh=mesh, in_specs=EVERY, out_specs=EVERY)
+    outs = fn(fc.device_put(x, mesh, EVERY))
+    return [out.local.tobytes() if mesh.process is not None else [s.tobytes() for s in out.shards] for out in outs]
+
+
+def wanted(axes: dict[str, int], position: int, x: np.ndarray) -> list[bytes]:
+    """The same of the device at a position, on virtual devices."""
+    virtual = Mesh(axes, range(math.prod(axes.values())))
+    return [blocks[position] for blocks in bits(virtual, x)]
+
+
+def factors(rng: np.random.Generator, n: int) -> dict[str, int]:
+    a = int(rng.choice([d for d in range(1, n + 1) if n % d == 0]))
+    return {"a": a, "b": n // a}
+
+
+def random_groups(seed: int, count: int) -> int:
+    """Step on groups of random members, orders and axes; each rank makes only its own. Returns how many it was in."""
+    n, own, mine = fc.world_size(), fc.rank(), 0
+    rng = np.random.default_rng(seed)
+    for i in range(count):
+        ranks = rng.permutation(n)[: rng.integers(1, n + 1)].tolist()
+        axes, name = factors(rng, len(ranks)), ["", "other"][i % 2]
+        x = rng.normal(size=(12 * len(ranks), 4)).astype(np.float32)
+        if own not in ranks:
+            continue
+        group = fc.group(ranks, name)
+        assert (group.rank, group.size, group.ranks) == (ranks.index(own), len(ranks), tuple(ranks))
+        mesh = group.mesh(axes)
+        assert mesh is group.mesh(axes)
+        assert bits(mesh, x) == wanted(axes, ranks.index(own), x), f"wrong data in {group}"
+        mine += 1
+    return mine
+
+
+def parts(seed: int) -> None:
+    """Step on parts of meshes: each process in the part with its other coordinates, all at once."""
+    n = fc.world_size()
+    rng = np.random.default_rng(seed)
+    whole = fc.make_mesh({"a": n // 2, "c": 2, "b": 1})
+    for names in (("a", "b"), ("c", "b"), ("c", "a"), ("b", "c")):
+        part = whole[names]
+        at, fixed = whole.coordinates(fc.rank()), [a for a in whole.axis_names if a not in names]
+        members = [r for r in range(n) if all(whole.coordinates(r)[a] == at[a] for a in fixed)]
+        assert sorted(part.devices) == members and part.devices[part.process] == fc.rank()
+        axes = dict(zip(("a", "b"), part.sizes, strict=True))
+        x = rng.normal(size=(12 * part.size, 4)).astype(np.float32)
+        if names == ("a", "b"):
+            assert bits(part, x) == wanted(axes, part.process, x)
+            assert bits(pickle.loads(pickle.dumps(part)), x) == wanted(axes, part.process, x)
+        row = fc.jit(lambda x, a=names[0]: fc.all_gather(x, a, dim=0), mesh=part, in_specs=P(names[0]), out_specs=P())
+        y = np.arange(part.sizes[0] * 3.0) + 100 * min(members)
+        assert np.array_equal(row(fc.device_put(y, part, P(names[0]))).local, y)
+        assert np.array_equal(fc.process_allgather(fc.device_put(y, part, P(names[0]))), y)
+
+
+def splits() -> list[tuple[int, ...] | None]:
+    """Groups of even and odd ranks, the last first; of all but rank 0; and parts of those."""
+    own = fc.rank()
+    everyone = fc.group(range(fc.world_size()))
+    parity = everyone.split(own % 2, key=-own)
+    rest = everyone.split(None if own == 0 else 5)
+    assert parity is not None
+    alone = parity.split(own)
+    made = [parity, rest, alone]
+    for group in made:
+        if group is not None:
+            mesh = group.mesh({"a": group.size, "b": 1})
+            x = np.full((12 * group.size, 4), float(min(group.ranks)), np.float32)
+            assert bits(mesh, x) == wanted(dict(mesh.shape), mesh.process or 0, x)
+    return [None if group is None else group.ranks for group in made]
+
+
+def equal_groups() -> list[float]:
+    """Two groups of the same members, each used by a thread of its own, in another order on each rank."""
+    groups = [fc.group([0, 1]), fc.group([0, 1]), fc.group([0, 1], "third")]
+    meshes = [group.mesh({"a": 2}) for group in groups]
+    found = [0.0] * len(groups)
+
+    def work(i: int) -> None:
+        total = fc.jit(lambda x: fc.all_reduce(x, "a"), mesh=meshes[i], in_specs=P("a"), out_specs=P())
+        for _ in range(20):
+            found[i] += float(total(fc.from_local(np.array([10.0**i]), meshes[i], P("a"))).local[0])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in (range(3) if fc.rank() else range(2, -1, -1))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def refusals() -> list[str]:
+    """What a process that is not a member, and wrong arguments, are told."""
+    group = fc.group([2, 1])
+    outsider = fc.rank() == 0
+    calls = [
+        lambda: fc.group([0, 7]),
+        lambda: fc.group([0, 1, 0]),
+        lambda: fc.group([]),
+        lambda: fc.group(["a"]),
+        lambda: fc.group(range(3)).split(-2),
+        lambda: fc.group(range(3)).mesh({"a": 2}),
+        lambda: fc.group(range(3)).mesh({"a": 3}, device="cuda"),
+    ]
+    if outsider:
+        calls += [lambda: group.mesh({"a": 2}), lambda: group.split(0)]
+    texts = []
+    for call in calls:
+        try:
+            call()
+        except FunccollError as error:
+            texts.append(f"{type(error).__name__}: {error}")
+    return texts
+
+
+def never_made(timeout: float) -> str:
+    """Rank 1 never makes the group that rank 0 uses. The text of rank 0's error."""
+    fc.init(timeout=timeout)
+    if fc.rank():
+        return ""
+    mesh = fc.group([0, 1]).mesh({"a": 2})
+    try:
+        fc.jit(lambda x: fc.all_reduce(x, "a"), mesh=mesh, in_specs=P("a"), out_specs=P())(np.ones(2))
+    except FunccollError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def parts_and_splits() -> None:
+    """Both in one job: to start one takes longer."""
+    parts(0)
+    made = splits()
+    assert made == ([(2, 0), None, (0,)], [(3, 1), (1, 2, 3), (1,)], [(2, 0), (1, 2, 3), (2,)], [(3, 1), (1, 2, 3), (3,)])[fc.rank()], made
