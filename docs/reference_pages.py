@@ -46,7 +46,8 @@ TOPICS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "models": ("Model functions", "Layers and losses, and optimizers.", (".nn", ".optim")),
     "jobs": (
-        "Processes", "Jobs of processes: starting, joining and leaving.", ("launch", "init", "finalize", "rank", "world_size"),
+        "Processes", "Jobs of processes: starting, joining and leaving, and groups of them.",
+        ("launch", "init", "finalize", "rank", "world_size", "group", "ProcessGroup"),
     ),
     "schedules": ("Schedules", "Communication schedules: built, proved, costed, simulated.", (".schedules", ".draw")),
     "looking": (

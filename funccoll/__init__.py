@@ -66,7 +66,7 @@ _ELSEWHERE = {
     "get_world_size": "fc.world_size()",
     "init_process_group": "fc.init(), which the first fc.make_mesh calls",
     "destroy_process_group": "fc.finalize()",
-    "new_group": "a mesh with several axes: collectives over one of them have groups, as in fc.make_mesh({'a': 2, 'b': 2})",
+    "new_group": "fc.group(ranks); or a mesh with several axes, of which collectives name some: fc.make_mesh({'a': 2, 'b': 2})",
     "FSDP": _FSDP,
     "FullyShardedDataParallel": _FSDP,
     "fsdp": _FSDP,

@@ -35,7 +35,7 @@ from .core.types import ArrayType, bfloat16
 from .errors import FunccollError, PlannedError, PlannedNameError
 from .job.job_context import finalize, init, make_mesh, rank, world_size
 from .job.process_allgather import process_allgather
-from .job.process_group import group
+from .job.process_group import ProcessGroup, group
 from .ops.creation import full
 from .ops.indexing import at
 from .ops.registry import supported_functions
@@ -63,7 +63,8 @@ if TYPE_CHECKING:
 __all__ = [
     # meshes and arrays
     "make_mesh", "abstract_mesh", "Mesh", "P", "Sharding", "Array", "ArrayType", "bfloat16",
-    "asarray", "device_put", "from_local", "spec_like", "redistribute", "process_allgather", "group", "launch", "init", "finalize",
+    "asarray", "device_put", "from_local", "spec_like", "redistribute", "process_allgather",
+    "group", "ProcessGroup", "launch", "init", "finalize",
     "rank", "world_size", "profile", "named_scope",
     # functions
     "jit", "AUTO", "clear_caches", "grad", "value_and_grad", "vjp", "custom_vjp", "grad_hook", "stop_gradient",

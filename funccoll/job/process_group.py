@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,12 +23,8 @@ class ProcessGroup:
     """Some ranks of a job, in an order of their own. `fc.group` and `split` make it, `mesh` gives it axes.
 
     Its ranks communicate without the others. If a rank outside of it fails meanwhile, the collective goes on, and the next
-    one raises PeerFailure.
-
-    Attributes:
-        ranks: The ranks of the job that are its members, in their order.
-        name: Its name.
-        rank: This process's position among the members; None if it is not one of them.
+    one raises PeerFailure. `ranks` are the members, by their ranks in the job; `name` is its name; `rank` is this process's
+    position among the members, or None if it is not one of them.
     """
 
     def __init__(self, world: Membership | None, ranks: tuple[int, ...], name: str, identity: str):
@@ -38,7 +33,7 @@ class ProcessGroup:
         self.rank = ranks.index(own) if own in ranks else None
         self._world, self._identity, self._own = world, identity, own
         self._meshes: dict[tuple[tuple[str, int], ...], Mesh] = {}
-        self._splits = 0
+        self._splits, self._is_freed = 0, False
 
     @property
     def size(self) -> int:
@@ -124,10 +119,37 @@ class ProcessGroup:
         ranks = tuple(self.ranks[i] for _, i in members)
         return ProcessGroup(self._world, ranks, self.name, f"{self._identity} split {self._splits} {wanted}")
 
+    @user_frames()
+    def free(self) -> None:
+        """Free the memory of the group's collectives. Later uses of it and of its meshes raise MeshError.
+
+        Each member calls it, after its last collective of the group. A job has room for 4,096 groups and parts of meshes at
+        once. A group whose members do not free it lasts until the job ends. `with fc.group([0, 3]) as group:` frees it, too.
+
+        Raises:
+            MeshError: In the middle of one of the group's collectives.
+
+        References:
+            `torch.distributed.destroy_process_group`, MPI_Comm_free.
+        """
+        for mesh in self._meshes.values():
+            transport_of(mesh).free()
+        self._meshes.clear()
+        self._is_freed = True
+
+    def __enter__(self) -> ProcessGroup:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.free()
+
     def _require_member(self, what: str) -> None:
+        if self._is_freed:
+            raise MeshError(f"{self} was freed. Make another one with fc.group.")
         if self.rank is None:
             raise MeshError(
-                f"rank {self._own} is not a member of {self}, so it {what}. Let only members call it: `if group.rank is not None:`."
+                f"rank {self._own} is not a member of {self}, so it {what}. Let only members call it: "
+                "`if group.rank is not None:`."
             )
 
     def __repr__(self) -> str:
@@ -159,7 +181,9 @@ def group(ranks: Iterable[int], name: str = "") -> ProcessGroup:
         `torch.distributed.new_group`, MPI_Comm_create_group.
     """
     processes = world_size()
-    given: tuple[object, ...] = tuple(ranks) if isinstance(ranks, Iterable) and not isinstance(ranks, (str, bytes)) else (ranks,)
+    given: tuple[object, ...] = (
+        tuple(ranks) if isinstance(ranks, Iterable) and not isinstance(ranks, (str, bytes)) else (ranks,)
+    )
     members = tuple(_integer("rank", rank) for rank in given)
     if not isinstance(name, str):
         raise MeshError(f"fc.group: name={name!r} must be a string.")

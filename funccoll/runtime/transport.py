@@ -43,6 +43,7 @@ __all__ = [
     "JobTransport",
     "Transport",
     "choose_job_transport",
+    "is_part",
     "load_transport",
     "mesh_number",
 ]
@@ -50,6 +51,8 @@ __all__ = [
 ArgumentCheck = Callable[[Sequence[Any], Sequence[np.ndarray | None]], None]
 """A check of a call's arguments: this process's blocks of them, and the global values of those that are not Arrays."""
 
+_PART = 1 << 56
+"""A bit of the numbers of meshes of some processes."""
 _MODULES = {
     "local": "local.local_transport",
     "shm": "shm.shm_transport",
@@ -196,6 +199,9 @@ class Transport:
     def for_part(self, axes: Sequence[str], ranks: Sequence[int]) -> Transport:
         """Return the transport of the part of the mesh along these axes: the processes `ranks`, this one among them."""
         raise PlannedError("parts of a mesh of several processes' GPUs are planned; today name the axes in the collective.")
+
+    def free(self) -> None:
+        """Free what the collectives of a mesh of some processes hold. Later ones raise MeshError."""
 
     def note_exception(self, executables: Sequence[CollectiveExecutable], done: int, error: BaseException) -> None:
         """Note an exception that leaves a program after `done` of its collectives. `executables` are in order.
@@ -373,7 +379,12 @@ def load_transport(name: str) -> Any:
 
 def mesh_number(*identity: object) -> int:
     """Return the number of a mesh of some processes. They know its identity, and not how many meshes others have made."""
-    return 1 << 56 | int.from_bytes(hashlib.sha256(repr(identity).encode()).digest()[:7], "little")
+    return _PART | int.from_bytes(hashlib.sha256(repr(identity).encode()).digest()[:7], "little")
+
+
+def is_part(number: int) -> bool:
+    """True if it is the number of a mesh of some processes."""
+    return number >= _PART
 
 
 def choose_job_transport(job: JobSpec) -> type[JobTransport]:

@@ -40,7 +40,11 @@ AREAS = {
     "collectives": ("Collectives and schedules", "proofs, costs, exports", "no real cluster and no MSCCL runtime has run them"),
     "training": ("Data parallel training", "buckets, hooks, optimizers, uneven batches", "FSDP helpers are planned"),
     "torch": ("PyTorch", "`DistributedDataParallel`, tensors", "tested on CPUs, and with two processes that share one GPU"),
-    "one_host": ("Processes of one host", "shared memory, launchers, failures", "collectives of blocks of any sizes are planned"),
+    "one_host": (
+        "Processes of one host",
+        "shared memory, launchers, failures",
+        "blocks of any sizes are planned",
+    ),
     "several_hosts": ("Several hosts", "MPI over TCP", "tried on network namespaces, never on a real cluster"),
     "gpus": ("NVIDIA GPUs", "CuPy, CUDA kernels, NCCL", "ran on one H200; several GPUs, and NCCL between ranks, are untested"),
     "tools": ("Tools", "command line, profiles, drawings, notebooks", "no profiling on GPUs yet"),

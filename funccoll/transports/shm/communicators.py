@@ -14,12 +14,13 @@ import numpy as np
 
 from ...core.mesh import ReplicaGroups, number_hosts
 from ...core.weak_values import WeakValues
-from ...errors import FunccollError, RendezvousError
+from ...errors import FunccollError, MeshError, RendezvousError
 from ...job import host
 from ...job.calling_thread import calling_thread
 from ...job.failure import Failure
 from ...job.membership import Membership
 from ...kernels.kernel_context import LINE_BYTES, MAILBOX, RECORD
+from ...runtime.transport import is_part
 from ..plans.control_block import MAILBOXES, MAILBOXES_ON_SHARED_CORES, Communicator, ControlBlock, Mailboxes
 from .compiled_programs import CompiledPrograms
 from .decision_log import Decided, DecisionLog, Events, read_log
@@ -29,15 +30,16 @@ from .peer_access import PeerAccess
 from .plan import DESCRIPTION, DESCRIPTION_BYTES, Plan
 from .process_notes import ProcessNotes
 from .remote_waits import Progress, Wait
-from .thread_ownership import ThreadOwnership
+from .thread_ownership import ThreadOwnership, freed_mesh
 from .wait_graph import NO_OTHERS, WaitGraph, threads_alive
 
 __all__ = ["Communicators"]
 
 _MAX_COMMUNICATORS = 4096
 """The most pairs of a mesh and some of its axes over which one job communicates."""
-_ENTRY_WORDS = 4
-"""Words of an entry of the table: a hash of mesh and axes, begin and end of the control blocks, bytes of the caches."""
+_ENTRY_WORDS = 6
+"""Words of an entry of the table: a hash of mesh and axes, begin and end of the control blocks, bytes of the caches, the mesh's
+number, and how many processes of this host have freed it. The hash of a free entry is 0."""
 _MAILBOXES: tuple[Mailboxes, ...] = (), MAILBOXES, MAILBOXES_ON_SHARED_CORES
 _ANSWER_TIMEOUT = 0.2
 """Seconds for ranks of other hosts to report their positions. Soon after a rank was killed, mpirun ends the others, too."""
@@ -57,9 +59,15 @@ class Communicators:
     A table in the heap has the offsets of their control blocks. The first rank that uses one writes it.
     """
 
-    def __init__(self, world: Membership, heap: Heap, access: PeerAccess, notes: ProcessNotes, parts: Mapping[int, tuple[int, ...]]):
-        """`parts` has the ranks of meshes of some of the job's processes, by their numbers."""
+    def __init__(
+        self, world: Membership, heap: Heap, access: PeerAccess, notes: ProcessNotes, parts: Mapping[int, tuple[int, ...]]
+    ):
+        """`parts` has the ranks of meshes of some of the job's processes, by their numbers, until such a mesh is freed."""
         self._parts = parts
+        self._count, self._unused = (
+            0,
+            list[int](),
+        )  # numbers of communicators: how many were given, and those that are free again
         self.world, self.heap, self.access, self.notes = world, heap, access, notes
         self.bases = np.zeros(_MAX_COMMUNICATORS, np.int64)
         self.sequence_hashes = np.zeros(_MAX_COMMUNICATORS, np.int64)
@@ -71,7 +79,7 @@ class Communicators:
         """The waits' record of other processes that want this one's core. See `contention` in `kernels.kernel_context`."""
         self._no_failure = np.zeros(1, np.int64)
         self.no_failure = self._no_failure.ctypes.data
-        """The address of a failure word that is never set, for a call that goes on after the failure of a rank outside of it."""
+        """The address of a failure word that is never set: for a call that goes on after the failure of a rank outside."""
         self.busy = bytearray(_MAX_COMMUNICATORS)
         """By communicator, 1 while one of its calls runs. A call from inside it raises, for example by a signal handler."""
         self.plans: WeakValues[int, Plan] = WeakValues()
@@ -121,18 +129,23 @@ class Communicators:
         with self._lock:
             if key not in self._known:
                 part = self._parts.get(number)
+                if part is None and is_part(number):
+                    raise freed_mesh()
                 ranks = groups.ranks if part is None else tuple(tuple(part[i] for i in group) for group in groups.ranks)
                 own = self.world.rank if part is None else part.index(self.world.rank)
                 members = ranks[groups.ranks.index(groups.of(own))]
                 tag = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:7], "little")
-                entry, start, mailboxes, cache_bytes = self._place(tag | 1, [len(group) for group in ranks])
+                entry, start, mailboxes, cache_bytes = self._place(tag | 1, number, [len(group) for group in ranks])
                 blocks = []
                 for group in ranks:
                     blocks.append((group, ControlBlock(start, len(group), mailboxes=mailboxes)))
                     start += blocks[-1][1].nbytes
                 rank, hosts, control = members.index(self.world.rank), self._hosts(members), dict(blocks)[members]
                 of_machine = tag, self._piece_bytes(), cache_bytes, self.access.bounds
-                mine = Communicator(len(self._known), members, rank, control, entry, hosts, *of_machine)
+                if not self._unused:
+                    self._unused.append(self._count)
+                    self._count += 1
+                mine = Communicator(self._unused.pop(), members, rank, control, entry, hosts, *of_machine)
                 self._known[key] = mine, blocks
             return self._known[key][0]
 
@@ -147,7 +160,35 @@ class Communicators:
     def _cache_bytes(self) -> int:
         return host.cache_bytes(self.world.processes_here) or Communicator.cache_bytes
 
-    def _place(self, hash: int, sizes: Sequence[int]) -> tuple[int, int, Mailboxes, int]:
+    def free(self, number: int) -> None:
+        """Free the communicators of the mesh of some processes with that number. A later use raises MeshError.
+
+        Their entries and memory are used again when all of the mesh's processes on this host have freed them.
+        """
+        with self._lock:
+            mine = [mine for key, (mine, _) in self._known.items() if key[0] == number]
+            numbers = {c.number for c in mine}
+            if any(self.busy[n] for n in numbers):
+                raise MeshError("a group was freed in the middle of one of its collectives: free it after the call.")
+            here = sum(map(self.notes.is_here, self._parts.get(number, ())))
+            for key in [key for key in self._known if key[0] == number]:
+                del self._known[key]
+            for owned in [owned for owned in self._ownerships if owned & numbers]:
+                self._ownerships.pop(owned).end()
+                self._scratch.pop(owned, None)
+            for n in numbers:
+                self.bases[n] = self.sequence_hashes[n] = self.low_water_marks[n] = 0
+                self._owners.pop(n, None)
+                self._logs.pop(n, None)
+                self.waiting_for.pop(n, None)
+            self.waits.disown([c.entry for c in mine])
+            self._unused += numbers
+            with self.heap.exclusive(self.world.timeout):
+                (entries,) = np.nonzero(self._table[:, 4] == number)
+                self._table[entries, 5] += 1
+                self._table[entries[self._table[entries, 5] >= here], 0] = 0
+
+    def _place(self, hash: int, number: int, sizes: Sequence[int]) -> tuple[int, int, Mailboxes, int]:
         """The entry and the offset of the control blocks along some axes, their mailboxes, and the bytes of the host's caches.
 
         They are the same in all processes, whichever asks first. Later ones get fewer mailboxes, so that more of them get some.
@@ -157,10 +198,10 @@ class Communicators:
         with self.heap.exclusive(self.world.timeout):
             (found,) = np.nonzero(self._table[:, 0] == hash)
             if found.size:
-                start, end, cache_bytes = self._table[found[0], 1:].tolist()
+                start, end, cache_bytes = self._table[found[0], 1:4].tolist()
                 mailboxes = next(mailboxes for mailboxes in _MAILBOXES if nbytes_with(mailboxes) == end - start)
                 return int(found[0]), start, mailboxes, cache_bytes
-            used = int(np.count_nonzero(self._table[:, 0]))
+            used = int(np.count_nonzero(self._table[:, 2]))
             start = int(self._table[used - 1, 2]) if used else self._first
             room = (self._first + self.access.start) // 2 - start
             share_cores = self.world.processes_here > (os.cpu_count() or 1)
@@ -168,10 +209,15 @@ class Communicators:
                 mailboxes = MAILBOXES_ON_SHARED_CORES
             else:
                 mailboxes = MAILBOXES if nbytes_with(MAILBOXES) <= room else ()
-            end, cache_bytes = start + nbytes_with(mailboxes), self._cache_bytes()
-            if used < _MAX_COMMUNICATORS and end <= self.access.start:
-                self._table[used] = hash, start, end, cache_bytes
-                return used, start, mailboxes, cache_bytes
+            nbytes, cache_bytes = nbytes_with(mailboxes), self._cache_bytes()
+            free = (self._table[:used, 0] == 0) & (self._table[:used, 2] - self._table[:used, 1] == nbytes)
+            entry = int(np.argmax(free)) if free.any() else used
+            if entry < used:
+                start = int(self._table[entry, 1])
+                self.heap.view(start, (nbytes,), np.uint8)[...] = 0
+            if entry < _MAX_COMMUNICATORS and start + nbytes <= self.access.start:
+                self._table[entry] = hash, start, start + nbytes, cache_bytes, number if is_part(number) else 0, 0
+                return entry, start, mailboxes, cache_bytes
         raise FunccollError(
             f"this job has {used:,} communicators, one for each mesh and the axes over which its programs communicate, and no "
             f"room for another: make each mesh once, with fc.make_mesh, and use it in all functions."

@@ -39,7 +39,7 @@ from .communicators import Communicators
 from .decision_log import Decided, Events
 from .passed_arguments import PassedArguments, other_types
 from .plan import DESCRIPTION
-from .thread_ownership import ThreadOwnership
+from .thread_ownership import ThreadOwnership, freed_mesh
 
 __all__ = ["Diagnosis", "job_is_over", "require_turn", "wrong_argument", "wrong_count"]
 
@@ -366,6 +366,8 @@ def require_turn(registry: Communicators, ownership: ThreadOwnership, source: So
     """Raise if the calling thread may not use the communicators of an ownership now. If they are free, it takes them."""
     if registry.broken is not None:
         raise job_is_over(registry.broken, source)
+    if ownership.has_ended:
+        raise freed_mesh(source)
     if ownership.thread != get_ident():
         owner = registry.take(ownership)
         if owner is not None:

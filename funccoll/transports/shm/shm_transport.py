@@ -194,6 +194,16 @@ class SharedMemoryTransport(Transport):
         """See `Transport`."""
         return self.job.for_mesh(mesh_number(self.number, *axes, *ranks), ranks)
 
+    def free(self) -> None:
+        """See `Transport`."""
+        job = self.job
+        if job.parts.get(self.number) is not None and job.world is not None:
+            for key in [key for key in job.gathers if key[0] == self.number]:
+                del job.gathers[key]
+            if (registry := job.known_communicators) is not None:
+                registry.free(self.number)
+            del job.parts[self.number]
+
     def agree(self, calls: Sequence[CollectiveCall]) -> SharedMemoryExecutable:
         """Compile a barrier of the ranks that are about to run collectives elsewhere, as on GPUs. They compare the collectives.
 

@@ -6,7 +6,14 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ThreadOwnership"]
+from ...errors import MeshError, Source
+
+__all__ = ["ThreadOwnership", "freed_mesh"]
+
+
+def freed_mesh(source: Source | None = None) -> MeshError:
+    """Return the error of a use of a mesh whose group was freed."""
+    return MeshError("the group of this mesh was freed. Make another one with fc.group, and a mesh of it.", source)
 
 
 class ThreadOwnership:
@@ -19,6 +26,8 @@ class ThreadOwnership:
     def __init__(self, numbers: frozenset[int], entries: tuple[int, ...]):
         self.numbers, self.entries = numbers, entries
         self.words = np.zeros(1, np.int64)
+        self.has_ended = False
+        """True once the communicators were freed."""
         self.view: Any = memoryview(self.words)  # type: ignore[arg-type]  # (NumPy's stubs: an array is a buffer)
 
     @property
@@ -29,3 +38,7 @@ class ThreadOwnership:
     @thread.setter
     def thread(self, identifier: int | None) -> None:
         self.view[0] = identifier or 0
+
+    def end(self) -> None:
+        """Free the communicators: no thread may call any more."""
+        self.has_ended, self.thread = True, None

@@ -8,7 +8,7 @@ old its entries are.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -59,6 +59,10 @@ class WaitGraph:
                 self._places[mine] = min(free)
                 self._waits[self.rank, self._places[mine]] = 0, 0, 0, 0, _AMONG_OTHERS
         self._owners[self.rank, list(entries)] = 1 + self._places[mine] if mine in self._places else _UNPUBLISHED
+
+    def disown(self, entries: Sequence[int]) -> None:
+        """Publish that communicators belong to no thread."""
+        self._owners[self.rank, entries] = 0
 
     def _forget_the_dead(self) -> int:
         """Free what belongs to ended threads. Returns the number of live ones."""

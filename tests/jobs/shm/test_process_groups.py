@@ -12,7 +12,9 @@ from tests.support.ranks.ranks import launch
 pytestmark = pytest.mark.covers("process-groups")
 
 
-@pytest.mark.parametrize(("n", "seed"), [(4, 0), *(pytest.param(n, s, marks=pytest.mark.slow) for n in (2, 3, 4) for s in (1, 2))])
+@pytest.mark.parametrize(
+    ("n", "seed"), [(4, 0), *(pytest.param(n, s, marks=pytest.mark.slow) for n in (2, 3, 4) for s in (1, 2))]
+)
 def test_random_groups_have_the_bits_of_virtual_devices(n, seed):
     assert sum(launch(cases.random_groups, n, seed, 8)) > 0
 
@@ -48,3 +50,20 @@ def test_a_member_that_never_makes_the_group_is_named():
     text, _ = launch(cases.never_made, 2, 1.0)
     assert "rank 1 left the job" in text or text.startswith("CollectiveTimeout: "), text
     assert "  rank 1 has not entered any collective" in text or "rank 1 left the job" in text, text
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(2_000, marks=pytest.mark.slow)])
+def test_groups_that_are_freed_leave_nothing(count):
+    for half, whole in launch(cases.many, 3, count):
+        assert half == whole
+        assert whole["entries"] <= 3 and whole["known"] == whole["parts"] == whole["gathers"] == 0, whole
+
+
+def test_stale_uses_are_refused():
+    for texts in launch(cases.stale_uses, 2):
+        assert len(texts) == 5
+        for text in texts:
+            assert re.match(
+                r"MeshError: (the group of this mesh|group\(\[0, 1\]\)) was freed\. Make another one with fc\.group", text
+            ), text
+            assert re.search(r"\n  at .*process_group_cases\.py:\d+ in ", text), text

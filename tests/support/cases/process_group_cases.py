@@ -172,4 +172,63 @@ def parts_and_splits() -> None:
     """Both in one job: to start one takes longer."""
     parts(0)
     made = splits()
-    assert made == ([(2, 0), None, (0,)], [(3, 1), (1, 2, 3), (1,)], [(2, 0), (1, 2, 3), (2,)], [(3, 1), (1, 2, 3), (3,)])[fc.rank()], made
+    assert (
+        made
+        == ([(2, 0), None, (0,)], [(3, 1), (1, 2, 3), (1,)], [(2, 0), (1, 2, 3), (2,)], [(3, 1), (1, 2, 3), (3,)])[fc.rank()]
+    ), made
+
+
+def many(count: int) -> list[dict[str, int]]:
+    """Groups that are made, used and freed, of two sizes. What the job has of what could grow, after some and after all."""
+    import gc
+
+    world = fc.init()
+    assert world is not None
+    found = []
+    for i in range(count):
+        with fc.group(range(2 + i % 2)) as group:
+            if group.rank is not None:
+                mesh = group.mesh({"a": group.size})
+                x = fc.from_local(np.array([float(i + fc.rank())]), mesh, P("a"))
+                assert np.array_equal(fc.process_allgather(x), i + np.arange(group.size))
+        if i in (count // 2, count - 1):
+            gc.collect()
+            registry: Any = world.transport.communicators
+            table = registry._table
+            found.append(
+                {"entries": int(np.count_nonzero(table[:, 2])), "known": len(registry._known), "numbers": registry._count}
+                | {"parts": len(world.transport.parts), "gathers": len(world.transport.gathers)}
+                | {"used": world.transport.heap.stats()["used"]}
+            )
+    return found
+
+
+def stale_uses() -> list[str]:
+    """What uses of a freed group and its meshes are told; another group has its place by then."""
+    group = fc.group([0, 1])
+    mesh = group.mesh({"a": 2})
+    total = fc.jit(lambda x: fc.all_reduce(x, "a"), mesh=mesh, in_specs=P("a"), out_specs=P())
+    other = fc.jit(lambda x: fc.all_gather(x, "a"), mesh=mesh, in_specs=P("a"), out_specs=P())
+    x = fc.from_local(np.array([1.0]), mesh, P("a"))
+    assert total(x).local[0] == 2.0
+    group.free()
+    group.free()
+    with fc.group([1, 0]) as following:
+        after = following.mesh({"a": 2})
+        again = fc.jit(lambda x: fc.all_reduce(x, "a"), mesh=after, in_specs=P("a"), out_specs=P())
+        y = fc.from_local(np.array([3.0]), after, P("a"))
+        assert again(y).local[0] == 6.0
+        texts = []
+        for call in (
+            lambda: total(x),
+            lambda: other(x),
+            lambda: fc.process_allgather(x),
+            lambda: group.mesh({"a": 2}),
+            lambda: group.split(0),
+        ):
+            try:
+                call()
+            except FunccollError as error:
+                texts.append(f"{type(error).__name__}: {error}")
+        assert again(y).local[0] == 6.0 and x.local[0] == 1.0
+    return texts
