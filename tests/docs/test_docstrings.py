@@ -43,6 +43,7 @@ SECTIONS = ("Args", "Returns", "Yields", "Raises", "Example", "Note", "Reference
 NEVER_CALLED: dict[str, str] = {
     "Array": "device_put, from_local and functions of jit make them",
     "Mesh": "make_mesh makes them",
+    "ProcessGroup": "group and split make them",
     "profiling.Blame": "Profile has them",
     "profiling.Cause": "Profile has them",
     "profiling.Profile": "profile and runs_of make them",

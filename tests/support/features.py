@@ -403,7 +403,7 @@ FEATURES = (
         "process-groups",
         'Groups of any processes (`fc.group`, `split`), parts of a mesh (`mesh["data"]`), and failures outside of them',
         "one_host",
-        "Works",
+        WORKS,
     ),
     Feature("channels", "Several channels between processes", "one_host", PLANNED),
     # ------------------------------------------------------------ several hosts

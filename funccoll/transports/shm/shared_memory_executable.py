@@ -383,7 +383,7 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
         if failure.rank in self.members or not self.registry.is_intact(self.members):
             return False
         ended = {m for m in self.members if self.registry.has_ended(m) or not self.world.watch.sees(m)}
-        return ended.isdisjoint(self._unfinished())  # looked up after it: who has done its part may end
+        return ended.isdisjoint(self._unfinished())  # looked up after it: a rank that has done its part may end
 
     def _note_wait(self, communicator: Communicator, collective: PlannedCollective, is_for_counter: bool) -> Wait:
         """Note for which rank this thread waits, and which others must enter the call before it can leave."""
