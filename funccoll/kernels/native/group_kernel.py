@@ -14,6 +14,8 @@ kept, and else in float64. So the order depends on the group alone, and errors s
 **Ends of rows.** The elements behind the last whole vector pass through a buffer on the stack, of one vector. So the text has
 one body for a phase. Reductions skip the lanes behind the end.
 
+**Rows of a few vectors** pass through all phases in one block: their values stay in registers.
+
 **Short rows.** If a row has 16 elements or fewer, and nothing is summed over rows, a vector has several. Their order of sums is
 that of one row in a vector.
 """
@@ -36,6 +38,8 @@ _RECOMPUTED = 4
 """The cost up to which a value is computed again in a later phase."""
 _EXACT = {"stop_gradient", "where", "maximum", "minimum", "fmax", "fmin", "negative", "absolute", "reduce_max", "reduce_min"}
 """Operations whose results of 16-bit numbers are 16-bit numbers."""
+_STRAIGHT, _STRAIGHT_SIZE = 4, 64
+"""The vectors of a row, and their inputs and steps, up to which its phases are one block: loops of two turns take longer."""
 _LARGEST_ROW_BYTES = 1 << 22
 _REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min"}
 
@@ -103,6 +107,11 @@ class _Kernel(_Shape):
         self.last = max([0, *self.phase.values()])
         self.sums = [s for s in group.steps if self._is_sum(s)]
         self.row_sums = [s for s in group.steps if s.operation in _REDUCTIONS and not self._is_sum(s)]
+        size = self.vectors * (len(group.inputs) + len(group.steps))
+        self.straight = self.vectors == 1 or (self.last > 0 and self.vectors <= _STRAIGHT and size <= _STRAIGHT_SIZE)
+        """True if the phases of a row are one block without loops."""
+        self.each: list[tuple[dict[int, Value], dict[str, str], int | None]] = []
+        """For each vector of such a row its values, its places, and its number of elements if it is short."""
         self.buffered: dict[int, str] = {}
         self.stored: set[int] = set()
         self.reads: dict[int, int] = {}
@@ -146,7 +155,7 @@ class _Kernel(_Shape):
 
     def _choose_buffers(self) -> None:
         """Find the values that later phases read from memory."""
-        if self.vectors == 1:  # all values stay in registers, and inputs are loaded first
+        if self.straight:  # all values stay in registers, and inputs are loaded first
             return
         cones: dict[int, int] = {}
 
@@ -308,10 +317,14 @@ class _Kernel(_Shape):
 
     def combined(self, operation: str, total: Value, term: Value) -> Value:
         """Append the combination of a reduction with one more vector. A maximum with a NaN is NaN."""
+        found = self.without_nan(operation, total, term)
+        return term.compare("uno", term).choose(term, found) if operation != "sum" and term.is_float else found
+
+    def without_nan(self, operation: str, total: Value, term: Value) -> Value:
+        """Append that combination; a term that is NaN does not count in a maximum."""
         if operation == "sum":
             return total + term
-        more = total >= term if operation == "max" else total <= term
-        return (more | total.compare("uno", total) if total.is_float else more).choose(total, term)
+        return (term > total if operation == "max" else term < total).choose(term, total)
 
     def neutral(self, operation: str, kind: str) -> float | int:
         """Return the element that changes nothing."""
@@ -355,8 +368,13 @@ class _Kernel(_Shape):
             accumulator.place = self.place(accumulator.kind, accumulator.base, offset)
             accumulator.counts = self.counts(_only(step))
         self.body = {}
-        if self.vectors == 1:
-            self.pointers, self.count = self.row_place, self.tail or None
+        for j in range(self.vectors if self.straight else 0):
+            found: dict[str, str] = {}
+            for v in dict.fromkeys((*group.inputs, *group.outputs)):
+                if (name := self.name_of(v)) in self.row_place:
+                    found[name] = self.place(group.values[v].kind, self.row_place[name], str(j * LANES))
+            self.each.append(({}, found, (self.tail or None) if j + 1 == self.vectors else None))
+            self._enter(j)
             for v in group.inputs:
                 self.value(v, 0)
         for p in range(self.last + 1):
@@ -408,7 +426,7 @@ class _Kernel(_Shape):
             if scalars and any(isinstance(o, int) and o not in self.head for o in step.operands):
                 continue
             self.head[v] = self.computed(step, p)
-        self.body = saved if self.vectors == 1 else {}
+        self.body = saved
 
     def loop(self, p: int, accumulators: Sequence[_Accumulator]) -> None:
         """Append a phase: its loop, the end of the row, and the results of its reductions."""
@@ -423,23 +441,31 @@ class _Kernel(_Shape):
             if not self.full[_only(s)]:
                 self.add_to(s, a, p, None, "0")
         sums = [(s, a) for s, a in sums if self.full[_only(s)]]
-        if self.vectors == 1:
+        if not self.straight:
+            self._loop_of_vectors(p, roots, kept, sums, row_sums)
+            return
+        for j in range(self.vectors):
+            self._enter(j)
             for v in roots:
                 self.value(v, p)
-            totals = {s.result: self.masked(s, self.value(_only(s), p), self._mask_of_tail()) for s in row_sums}
+        totals: dict[int, Value] = {}
+        for j in range(self.vectors):
+            self._enter(j)
+            mask = kernel.first_lanes(self.count) if self.count else None
+            for s in row_sums:
+                term, before = self.masked(s, self.value(_only(s), p), mask), totals.get(s.result)
+                totals[s.result] = term if before is None else self.combined(_REDUCTIONS[s.operation], before, term)
             for s, a in sums:
-                self.add_to(s, a, p, self._mask_of_tail(), "0")
+                self.add_to(s, a, p, mask, str(j * LANES))
             for v in roots:
                 if v in self.output_of:
-                    kernel.store(self.value(v, p), self.row_place[self.name_of(v)], self.count, values[v].kind)
-            for s in row_sums:
-                self.head[s.result] = self.total(s, totals[s.result], None)
-            return
-        self._loop_of_vectors(p, roots, kept, sums, row_sums)
+                    kernel.store(self.value(v, p), self.pointers[self.name_of(v)], self.count, values[v].kind)
+        for s in row_sums:
+            self.head[s.result] = self.total(s, totals[s.result], None)
 
-    def _mask_of_tail(self) -> Value | None:
-        """Return the predicate of the lanes of a short vector that count; None if all do."""
-        return self.kernel.first_lanes(self.tail) if self.tail else None
+    def _enter(self, j: int) -> None:
+        """Go on with vector number `j` of a row that is one block."""
+        self.body, self.pointers, self.count = self.each[j]
 
     def masked(self, step: GroupStep, term: Value, mask: Value | None) -> Value:
         """Return a term of a reduction, with the neutral element in the lanes that do not count."""
@@ -485,6 +511,8 @@ class _Kernel(_Shape):
         for v in (*roots, *kept):
             self.value(v, p)
         totals: dict[int, tuple[Value, Value | None]] = {}
+        sizes: dict[int, Value] = {}
+        """The largest bits of absolute values, of a maximum's terms."""
         joined: list[str] = []
         flushed: list[str] = []
         flush, join = kernel.new_name(), end
@@ -493,8 +521,16 @@ class _Kernel(_Shape):
             operation = _REDUCTIONS[s.operation]
             term = self.masked(s, self.value(_only(s), p), mask)
             old, zero = Value(kernel, term.kind, kernel.new_name()), term.like(self.neutral(operation, term.kind))
-            new, wide = self.combined(operation, old, term), None
+            new, wide = self.without_nan(operation, old, term), None
             after = new
+            if operation != "sum" and term.is_float:  # NaN apart: its compare would be half of the time between two terms
+                size = term.abs().bits()
+                largest = Value(kernel, size.kind, kernel.new_name())
+                larger = (size > largest).choose(size, largest)
+                phis.append(
+                    f"  {largest.name} = phi {largest.type} [ zeroinitializer, %{entry} ], [ {larger.name}, %{end[1:]} ]"
+                )
+                sizes[s.result] = larger
             if self.vectors > BLOCK and operation == "sum" and term.kind == "float":
                 vector = f"<{LANES} x double>"
                 before, added, wide = (Value(kernel, "double", kernel.new_name()) for _ in range(3))
@@ -533,7 +569,11 @@ class _Kernel(_Shape):
                 if place not in self.buffered.values():
                     self._copy_tail(kind, self._stack(place, kind), self.place(kind, self.row_place[place], start))
         for s in row_sums:
-            self.head[s.result] = self.total(s, *totals[s.result])
+            lanes, wide = totals[s.result]
+            if s.result in sizes:
+                infinity = lanes.like(math.inf).bits()
+                lanes = (sizes[s.result] > infinity).choose(lanes.like(math.nan), lanes)
+            self.head[s.result] = self.total(s, lanes, wide)
         self.body = {}
 
     def _places(self, p: int, roots: Sequence[int], kept: Sequence[int]) -> tuple[dict[str, str], dict[str, str]]:
@@ -584,14 +624,20 @@ class _Kernel(_Shape):
     def total(self, step: GroupStep, lanes: Value, wide: Value | None) -> Value:
         """Append the result of a reduction of a row, in all lanes."""
         kernel, operation = self.kernel, _REDUCTIONS[step.operation]
-        if operation == "sum" and lanes.kind == "float":
-            found = lanes.convert("fpext", "double")
-            scalar, narrow = kernel.fold_lanes("sum", found if wide is None else wide + found), kernel.new_name()
-            kernel.line(f"  {narrow} = fptrunc double {scalar} to float")
-            scalar = narrow
-        else:
-            scalar = kernel.fold_lanes(operation, lanes)
+        narrow = operation == "sum" and lanes.kind == "float"
+        found = lanes.convert("fpext", "double") if narrow else lanes
+        scalar = kernel.fold_lanes(operation, found if wide is None else wide + found)
+        if operation == "sum" and lanes.is_float and self.straight:
+            scalar = self._scalar(f"fadd {found.kind} {scalar}, 0.0")  # where sums begin in loops: that of -0 is 0
+        if narrow:
+            scalar = self._scalar(f"fptrunc double {scalar} to float")
         return kernel.rounded(kernel.splat(lanes.kind, scalar), self.group.values[step.result].kind)
+
+    def _scalar(self, instruction: str) -> str:
+        """Append an instruction, and return its result."""
+        name = self.kernel.new_name()
+        self.kernel.line(f"  {name} = {instruction}")
+        return name
 
     # ------------------------------------------------------------ sums over other axes
 
@@ -677,9 +723,7 @@ class _Kernel(_Shape):
                 operation, kernel.load(accumulator.kind, self.place(accumulator.kind, accumulator.base, row))
             )
             if accumulator.kind != computed:
-                narrow = kernel.new_name()
-                kernel.line(f"  {narrow} = fptrunc double {scalar} to float")
-                scalar = narrow
+                scalar = self._scalar(f"fptrunc double {scalar} to float")
             kernel.store(kernel.splat(computed, scalar), self.place(kind, out, k), 1, kind)
             self._end_vectors(k, top, rows, 1)
             return

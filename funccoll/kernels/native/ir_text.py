@@ -350,9 +350,13 @@ class KernelText:
 
         `operation` is "sum", "max" or "min". A maximum with a NaN is NaN.
         """
-        name, width = value.name, self.lanes
-        relation = {"max": "oge" if value.is_float else "sge", "min": "ole" if value.is_float else "sle"}.get(operation)
+        name, width, any_nan = value.name, self.lanes, ""
+        relation = {"max": "ogt" if value.is_float else "sgt", "min": "olt" if value.is_float else "slt"}.get(operation)
         compare, add = ("fcmp", "fadd") if value.is_float else ("icmp", "add")
+        if relation is not None and value.is_float:
+            bits, any_nan = self.new_name(), self.new_name()
+            self.line(f"  {bits} = bitcast {value.compare('uno', value)!r} to i{width}")
+            self.line(f"  {any_nan} = icmp ne i{width} {bits}, 0")
         while width > 1:
             vector, half = f"<{width} x {value.kind}>", width // 2
             parts = []
@@ -364,16 +368,16 @@ class KernelText:
             if relation is None:
                 self.line(f"  {name} = {add} {kind} {parts[0]}, {parts[1]}")
             else:
-                keeps = self.new_name()
-                self.line(f"  {keeps} = {compare} {relation} {kind} {parts[0]}, {parts[1]}")
-                if value.is_float:
-                    more, is_nan, keeps = keeps, self.new_name(), self.new_name()
-                    self.line(f"  {is_nan} = fcmp uno {kind} {parts[0]}, {parts[0]}")
-                    self.line(f"  {keeps} = or <{half} x i1> {more}, {is_nan}")
-                self.line(f"  {name} = select <{half} x i1> {keeps}, {kind} {parts[0]}, {kind} {parts[1]}")
+                second = self.new_name()
+                self.line(f"  {second} = {compare} {relation} {kind} {parts[1]}, {parts[0]}")
+                self.line(f"  {name} = select <{half} x i1> {second}, {kind} {parts[1]}, {kind} {parts[0]}")
             width = half
         scalar = self.new_name()
         self.line(f"  {scalar} = extractelement <1 x {value.kind}> {name}, i32 0")
+        if any_nan:
+            number, scalar = scalar, self.new_name()
+            nan = _literal(value.kind, float("nan"))
+            self.line(f"  {scalar} = select i1 {any_nan}, {value.kind} {nan}, {value.kind} {number}")
         return scalar
 
     def declarations(self) -> tuple[tuple[str, str], ...]:

@@ -344,7 +344,7 @@ def test_sums_of_float32_are_accurate_and_have_one_order(sizes, kept):
     np.testing.assert_allclose(total, x.sum(axis=tuple({*range(len(sizes))} - {*kept}), dtype=np.float64), rtol=2e-7)
 
 
-@pytest.mark.parametrize("sizes", [(3, 4), (4, 33), (2, 300), (5, 32), (70,)])
+@pytest.mark.parametrize("sizes", [(3, 4), (4, 33), (2, 300), (5, 32), (70,), (3, 64), (3, 100)])
 @pytest.mark.parametrize("kind", ["float", "double", "half", "bfloat"])
 def test_softmax(sizes, kind):
     group, dtype = softmax(sizes, kind), DTYPES[kind]
@@ -381,7 +381,19 @@ def test_short_rows_have_the_results_of_rows_alone(length, kind):
             assert run(group(x.shape, kind), [x], cpu)[0].tobytes() == pairs.tobytes()
 
 
-@pytest.mark.parametrize("sizes", [(2, 5), (2, 33), (2, 96), (40, 2)])
+@pytest.mark.parametrize("length", [2, 5, 16, 32, 64, 100, 128, 200])
+@pytest.mark.parametrize("kind", ["float", "double"])
+def test_the_sum_of_negative_zeros_is_zero(length, kind):
+    """As NumPy's, whose sums begin with 0. The first of equal numbers is their maximum."""
+    zeros = np.full((40, length), -0.0, DTYPES[kind])
+    for operation, sign in (("reduce_sum", False), ("reduce_max", True)):
+        for sizes in ((40, length), (1, length)):
+            group = reduction(operation, sizes if sizes[0] > 1 else sizes[1:], (0,) if sizes[0] > 1 else (), kind)
+            (found,) = run(group, [zeros[: sizes[0]].reshape(group.sizes)], BEST)
+            assert not found.any() and (np.signbit(found) == sign).all()
+
+
+@pytest.mark.parametrize("sizes", [(2, 5), (2, 33), (2, 96), (2, 200), (40, 2)])
 @pytest.mark.parametrize("kept", [(0,), (1,), ()])
 @pytest.mark.parametrize("operation", ["reduce_max", "reduce_min", "reduce_sum"])
 def test_reductions_of_nan_and_infinities(sizes, kept, operation):
