@@ -117,8 +117,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     # The pipeline in its order: docs/design/compiler.md.
     "compiler.passes": (
         ("rewrite",), ("snapshots",), ("inline",), ("dead_code",), ("simplify",), ("common_subexpressions",), ("algebra",),
-        ("combine_collectives",), ("choose_algorithms",), ("group_collectives",), ("drop_barriers",), ("fuse",),
-        ("buffers",),
+        ("combine_collectives",), ("choose_algorithms",), ("group_collectives",), ("drop_barriers",), ("group_drafts",),
+        ("rematerialize",), ("fuse",), ("buffers",),
     ),
     "compiler.codegen": (
         ("bad_index", "fused_calls", "loop_code", "non_finite", "recorded_program", "transposed_products"), ("segments",),

@@ -30,7 +30,7 @@ from .group import FusedGroup, GroupKernel, GroupNumber, GroupStep
 from .ir_text import COMPUTED, LANES, KernelText, Value, bytes_of, stored_kind
 from .operations import OPERATIONS, converted
 
-__all__ = ["BLOCK", "fits", "group_kernel"]
+__all__ = ["BLOCK", "fits", "group_kernel", "rows_of"]
 
 BLOCK = 128
 """The vectors, or rows, whose sums in float32 are added to those in float64 together."""
@@ -51,6 +51,12 @@ def _kind_computed(kind: str) -> str:
 def fits(group: FusedGroup) -> bool:
     """True if a kernel of a group can be written with little memory."""
     return _Shape(group).work_bound() <= _LARGEST_ROW_BYTES
+
+
+def rows_of(group: FusedGroup) -> tuple[int, int]:
+    """Return the number of rows of a group, and their length."""
+    shape = _Shape(group)
+    return shape.rows, shape.length
 
 
 class _Shape:
