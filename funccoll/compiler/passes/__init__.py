@@ -1,6 +1,7 @@
 """Passes: Program -> Program, pure, one file each. STAGES lists every pass, in the order in which they run.
 
-A pass imports `core`, `primitives` and `collectives`, and knows programs, never functions or tracers.
+A pass imports `core`, `primitives` and `collectives`, and knows programs, never functions or tracers. `group_drafts` and
+`rematerialize` are parts of `fuse`.
 """
 
 from __future__ import annotations
