@@ -20,6 +20,7 @@ from . import (
     fuse,
     group_collectives,
     inline,
+    operand_views,
     simplify,
     snapshots,
 )
@@ -46,6 +47,7 @@ STAGES: dict[str, tuple[Callable, ...]] = {
         group_collectives.group_collectives,
         drop_barriers.drop_barriers,
         fuse.fuse,
+        operand_views.operand_views,
         buffers.plan_buffers,
     ),
 }

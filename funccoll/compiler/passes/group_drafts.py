@@ -254,9 +254,9 @@ def fused_equation(program: Program, plan: GroupPlan) -> Equation | None:
 
 
 def with_aliases(eqn: Equation) -> Equation:
-    """Return the equation of a group with all parameters."""
-    aliases = tuple(sorted(kernel_of(eqn.params["group"]).aliases))
-    return eqn.replace(params={**eqn.params, "aliases": aliases})
+    """Return the equation of a group with all parameters. An operand that it has twice is not written to."""
+    aliases = sorted((n, k) for n, k in kernel_of(eqn.params["group"]).aliases if eqn.inputs.count(eqn.inputs[k]) == 1)
+    return eqn.replace(params={**eqn.params, "aliases": tuple(aliases)})
 
 
 def row_length(eqn: Equation) -> int:

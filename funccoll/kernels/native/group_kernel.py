@@ -49,8 +49,16 @@ def _kind_computed(kind: str) -> str:
 
 
 def fits(group: FusedGroup) -> bool:
-    """True if a kernel of a group can be written with little memory."""
-    return _Shape(group).work_bound() <= _LARGEST_ROW_BYTES
+    """True if a kernel of a group can be written: it needs little memory, and rows lie in one piece."""
+    shape = _Shape(group)
+    read = {o for step in group.steps for o in step.operands}
+    for step in group.steps:
+        x = step.operands[0] if step.operation in _REDUCTIONS else None
+        if isinstance(x, int) and step.result in read and shape.keeps[x] != shape.keeps[step.result]:
+            return False  # it reduces more than a row
+    last = len(group.sizes) - 1
+    whole = all(v.strides[-1] == 1 for v in group.values if v.strides and v.axes[-1] == last)
+    return whole and shape.work_bound() <= _LARGEST_ROW_BYTES
 
 
 def rows_of(group: FusedGroup) -> tuple[int, int]:
@@ -67,7 +75,7 @@ class _Shape:
         extents = {v.axes for v in group.values}
         blocks: list[list[int]] = []
         for axis in range(len(group.sizes)):
-            if blocks and all((axis in e) == (axis - 1 in e) for e in extents):
+            if blocks and all((axis in e) == (axis - 1 in e) for e in extents) and self._adjoin(axis):
                 blocks[-1].append(axis)
             else:
                 blocks.append([axis])
@@ -81,8 +89,25 @@ class _Shape:
         """For each value, True if it varies along rows."""
         if not sizes:
             self.full = [False] * len(group.values)
+        ends = [block[-1] for block in blocks]
+        self.strides = [
+            tuple(dict(zip(v.axes, v.strides, strict=True)).get(ends[k], 0) for k in range(len(self.outer)))
+            if v.strides
+            else ()
+            for v in group.values
+        ]
+        """For each operand in other memory, its strides along the outer axes."""
         self.vectors = -(-self.length // LANES)
         self.tail = self.length % LANES
+
+    def _adjoin(self, axis: int) -> bool:
+        """True if an axis and the one before it are one axis in the memory of all values."""
+        for v in self.group.values:
+            if v.strides and axis in v.axes:
+                k = v.axes.index(axis)
+                if v.strides[k - 1] != v.strides[k] * self.group.sizes[axis]:
+                    return False
+        return True
 
     def kept(self, value: int) -> int:
         """Return the number of rows of a value."""
@@ -209,6 +234,7 @@ class _Kernel(_Shape):
             if whole
             and values[v].axes == values[x].axes == whole
             and values[v].kind == values[x].kind
+            and not values[x].strides
             and v in self.maker
             and v not in self._sum_results()
             and self.reads.get(x, 0) <= self.phase[v]
@@ -217,8 +243,18 @@ class _Kernel(_Shape):
     # ------------------------------------------------------------ places
 
     def name_of(self, v: int) -> str:
-        """Return the parameter of an input or output."""
-        return f"%o{self.output_of[v]}" if v in self.output_of and v in self.maker else f"%i{self.input_of[v]}"
+        """Return the address of an input or output."""
+        if v in self.output_of and v in self.maker:
+            return f"%o{self.output_of[v]}"
+        return f"%begin.{self.input_of[v]}" if self.group.values[v].offset else f"%i{self.input_of[v]}"
+
+    def begin_operands(self) -> None:
+        """Append the addresses at which operands in other memory begin."""
+        for v in self.group.inputs:
+            value = self.group.values[v]
+            if value.offset:
+                kind = stored_kind(value.kind)
+                self.kernel.line(f"  {self.name_of(v)} = getelementptr {kind}, ptr %i{self.input_of[v]}, i64 {value.offset}")
 
     def allocate(self, size: int) -> str:
         """Return the address of a part of the workspace, in the entry block."""
@@ -232,16 +268,17 @@ class _Kernel(_Shape):
         kernel, stride, total = self.kernel, width, ""
         if not any(self.keeps[v]):
             return "0"
-        if all(self.keeps[v]):
+        if all(self.keeps[v]) and not self.strides[v]:
             kernel.line(f"  {(name := kernel.new_name())} = mul i64 %r, {width}")
             return name
         parts: list[tuple[str, int]] = []
         inner = 1
-        for n, keeps in zip(reversed(self.outer), reversed(self.keeps[v]), strict=True):
-            if keeps:
+        for k in reversed(range(len(self.outer))):
+            n = self.outer[k]
+            if self.keeps[v][k]:
                 quotient, index = kernel.new_name(), kernel.new_name()
                 kernel.line(f"  {quotient} = udiv i64 %r, {inner}\n  {index} = urem i64 {quotient}, {n}")
-                parts.append((index, stride))
+                parts.append((index, self.strides[v][k] if self.strides[v] else stride))
                 stride *= n
             inner *= n
         for index, stride in parts:
@@ -352,6 +389,7 @@ class _Kernel(_Shape):
             if v not in self.output_of:
                 self.buffered[v] = self.allocate(self.vectors * LANES * bytes_of(group.values[v].kind))
         accumulators = [self._accumulator(step) for step in self.sums]
+        self.begin_operands()
         for v in group.inputs:
             if not self.full[v] and not group.values[v].axes:
                 self.head[v] = self.load_all_lanes(group.values[v].kind, self.name_of(v))
@@ -768,8 +806,9 @@ class _ShortRows(_Kernel):
         self.together = LANES // self.segment
 
     def packs(self) -> bool:
-        """True if several rows fit a vector, and nothing is summed over them."""
-        return self.together > 1 and len(self.outer) == 1 and self.rows >= self.together and not self.sums
+        """True if several rows fit a vector, lie one after the other, and nothing is summed over them."""
+        several = self.together > 1 and len(self.outer) == 1 and self.rows >= self.together
+        return several and not self.sums and not any(self.strides)
 
     def lanes(self, value: Value, places: Sequence[int]) -> Value:
         """Append the choice of a lane for each lane; those behind the end have anything."""
@@ -834,6 +873,7 @@ class _ShortRows(_Kernel):
         kernel, group = self.kernel, self.group
         kinds = [v.kind for v in group.values]
         self.body = {}
+        self.begin_operands()
         for v in group.inputs:
             if not self.keeps[v][0]:
                 self.head[v] = self.loaded(v, self.name_of(v))

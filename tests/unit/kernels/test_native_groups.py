@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import itertools
 import math
@@ -303,6 +304,47 @@ def test_random_groups(short, seed):
     group = drawn(seed, short)
     assert fits(group)
     check(group, list(whole_numbers(group, seed)))
+
+
+def in_other_memory(group, arrays, seed):
+    """The group with operands that are parts of other arrays, some in another order of axes, and these arrays."""
+    chance, values, memory = random.Random(seed), [*group.values], []
+    for v, x in zip(group.inputs, arrays, strict=True):
+        x, axes = x.reshape(shape(group, v)), range(len(group.values[v].axes))
+        rows = bool(axes) and group.values[v].axes[-1] == len(group.sizes) - 1
+        order = chance.sample(axes[:-1] if rows else axes, len(axes) - rows) + [*axes[len(axes) - rows :]]
+        starts, ends = ([chance.randint(0, 2) for _ in axes] for _ in range(2))
+        whole = np.zeros([starts[a] + x.shape[a] + ends[a] for a in order], x.dtype)
+        cut = (slice(starts[a], starts[a] + x.shape[a]) for a in order)
+        part = whole[(*cut, ...)].transpose(np.argsort(order))
+        part[...] = x
+        offset = part.__array_interface__["data"][0] - whole.ctypes.data
+        strides = tuple(s // x.itemsize for s in part.strides)
+        values[v] = dataclasses.replace(values[v], strides=strides, offset=offset // x.itemsize)
+        memory.append(whole)
+    return dataclasses.replace(group, values=tuple(values)), memory
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 1 << 32))
+def test_operands_in_other_memory(seed):
+    group = drawn(seed)
+    arrays = list(whole_numbers(group, seed))
+    other, memory = in_other_memory(group, arrays, seed)
+    if fits(other):  # a row that is reduced lies in one piece
+        same(run(other, memory, BEST), evaluated(group, arrays))
+
+
+def test_rows_lie_in_one_piece():
+    group = softmax((4, 6, 40))
+    (whole, *rest), other = group.values, GroupValue("float", (0, 1, 2), (6 * 80, 80, 2))
+    assert fits(group) and not fits(dataclasses.replace(group, values=(other, *rest)))
+    group = reduction("reduce_sum", (4, 6, 40), (0,))
+    value = dataclasses.replace(whole, strides=(6 * 50, 50, 1))
+    summed = dataclasses.replace(group, values=(value, group.values[1]))
+    assert fits(summed)
+    step = GroupStep("subtract", (0, 1), 2)
+    assert not fits(dataclasses.replace(summed, values=(*summed.values, whole), steps=(*group.steps, step), outputs=(2,)))
 
 
 def reduction(operation, sizes, kept, kind="float"):
