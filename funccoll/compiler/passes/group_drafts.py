@@ -72,7 +72,7 @@ class GroupDraft:
 
 @dataclass
 class GroupPlan:
-    """What the equation of a group is made from.
+    """Members and results of a group, from which its equation is made.
 
     - `equations`: its members, in the order of the program.
     - `outputs`: the values that something outside reads.
