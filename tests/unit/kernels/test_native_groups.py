@@ -20,7 +20,7 @@ from funccoll.kernels.native import machine_code
 from funccoll.kernels.native.compiled_groups import call_copies, functions, kernel_of
 from funccoll.kernels.native.fast_call import module_of
 from funccoll.kernels.native.group import FusedGroup, GroupNumber, GroupStep, GroupValue
-from funccoll.kernels.native.group_kernel import BLOCK, fits, group_kernel
+from funccoll.kernels.native.group_kernel import BLOCK_ROWS, BLOCK_VECTORS, fits, group_kernel
 from funccoll.kernels.native.ir_text import LANES
 
 pytestmark = [
@@ -369,8 +369,8 @@ def softmax(sizes, kind="float"):
 @pytest.mark.parametrize(
     ("sizes", "kept"),
     [
-        ((3, 5 * BLOCK * LANES + 7), (0,)),  # rows of several blocks
-        ((5 * BLOCK + 3, 70), (1,)),  # blocks of rows
+        ((3, 40 * BLOCK_VECTORS * LANES + 7), (0,)),  # rows of several blocks
+        ((5 * BLOCK_ROWS + 3, 70), (1,)),  # blocks of rows
         ((700_000,), ()),
         ((2, 9000, 5), (0, 2)),
         ((9000, 70), ()),
@@ -384,6 +384,14 @@ def test_sums_of_float32_are_accurate_and_have_one_order(sizes, kept):
     assert len(found) == 1
     total = np.frombuffer(found.pop(), np.float32).reshape(wanted.shape)
     np.testing.assert_allclose(total, x.sum(axis=tuple({*range(len(sizes))} - {*kept}), dtype=np.float64), rtol=2e-7)
+
+
+def test_sums_of_equal_numbers_are_accurate():
+    """Each addition in float32 rounds the same way: short blocks keep the error small."""
+    for sizes, kept, bound in (((1 << 20,), (), 2e-7), ((5000, 70), (1,), 1.5e-6)):
+        x = np.full(sizes, 0.1, np.float32)
+        (found,) = run(reduction("reduce_sum", sizes, kept), [x], BEST)
+        np.testing.assert_allclose(found, x.sum(axis=0, dtype=np.float64), rtol=bound)
 
 
 @pytest.mark.parametrize("sizes", [(3, 4), (4, 33), (2, 300), (5, 32), (70,), (3, 64), (3, 100)])
