@@ -38,6 +38,19 @@ class ArrayLayout:
         """True when shape, dtype and sharding are equal."""
         return self is other or (self.shape, self.dtype, self.sharding) == (other.shape, other.dtype, other.sharding)
 
+    def holds_as(self, other: ArrayLayout) -> bool:
+        """True when an Array of this layout holds its copies as one of `other` would: the same, or the whole array once."""
+        if self.same(other):
+            return True
+        mine, wanted = self.sharding.mesh, other.sharding.mesh
+        fits = (self.shape, self.dtype, mine.device_type) == (other.shape, other.dtype, wanted.device_type)
+        return fits and mine != wanted and self._is_one_copy and other._is_one_copy
+
+    @cached_property
+    def _is_one_copy(self) -> bool:
+        """True if an Array holds one array, the global value."""
+        return self.is_whole or self.sharding.mesh.size == 1
+
     @cached_property
     def type(self) -> ArrayType:
         """The type of one device's shard inside a program."""

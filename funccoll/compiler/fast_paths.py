@@ -69,7 +69,8 @@ def make_fast_path(
 ) -> FastPath | None:
     """Return the fast path of a program for flat arguments like `leaves`; None for arguments that take more work.
 
-    Numbers, Arrays of other layouts, and arrays whose dtype is not the machine's own object take more work.
+    Numbers, Arrays that hold their copies in another way, and arrays whose dtype is not the machine's own object take more
+    work.
 
     Args:
         leaves: The flat arguments.
@@ -98,7 +99,7 @@ def _expected(leaf: Any, layout: ArrayLayout) -> Any:
     For a NumPy array return (dtype, shape, True for one block, its index, the maker of copies).
     """
     if type(leaf) is Array:
-        return leaf.layout if leaf.layout.same(layout) else None
+        return leaf.layout if leaf.layout.holds_as(layout) else None
     if type(leaf) is np.ndarray and leaf.dtype is layout.dtype:
         is_block = len(layout.indices) == 1
         index = layout.indices[0] if layout.sharding.varying and is_block else None

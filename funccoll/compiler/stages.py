@@ -302,7 +302,7 @@ class Compiled(_Scheduled):
         inputs, guards = [], []
         for leaf, layout in zip(leaves, self._layouts, strict=True):
             if type(leaf) is Array:
-                if leaf.layout.same(layout):
+                if leaf.layout.holds_as(layout):
                     inputs.append(leaf.take_copies())
                 elif leaf.sharding.mesh == layout.sharding.mesh:
                     return self._execute_redistributed(leaves)

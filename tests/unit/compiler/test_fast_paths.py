@@ -139,6 +139,37 @@ def test_arguments_that_take_more_work_have_no_caller(kind, leaf):
     assert fast_path([leaf], [A], lambda x: (x,), [A]) is None
 
 
+ONE, WHOLE = fc.make_mesh({"m": 1}), fc.make_mesh({"m": 2})
+
+
+@pytest.mark.parametrize(("mesh", "spec"), [(ONE, P()), (ONE, P("m")), (WHOLE, P())])
+def test_an_array_of_another_mesh_that_is_one_block_is_taken_as_it_is(mesh, spec):
+    x = fc.device_put(np.arange(4.0), mesh, spec)
+    f = fc.jit(lambda x: x * 2)
+    for _ in range(2):
+        assert np.array_equal(f(x), [0, 2, 4, 6])
+    assert len(f.fast_paths) == 1 and np.array_equal(f.fast_paths[0]((x,)), [0, 2, 4, 6])
+    assert f.fast_paths[0]((fc.device_put(np.arange(4.0), fc.make_mesh({"n": 1}), P()),)) is NotImplemented
+    kept = fc.jit(lambda x: x)(x)  # an argument that is a result
+    del x
+    assert np.array_equal(f(kept), [0, 2, 4, 6])
+
+
+def test_an_array_of_another_mesh_in_several_blocks_is_put_together():
+    x, f = fc.device_put(np.arange(4.0), WHOLE, P("m")), fc.jit(lambda x: x * 2)
+    for _ in range(2):
+        assert np.array_equal(f(x), [0, 2, 4, 6])
+    assert not f.fast_paths
+
+
+def test_a_donated_array_of_another_mesh_is_deleted():
+    x = fc.device_put(np.arange(4.0), ONE, P())
+    other, f = fc.jit(lambda x: x)(x), fc.jit(lambda x: x * 2, donate_argnums=0)
+    assert np.array_equal(f(x), [0, 2, 4, 6]) and np.array_equal(other, np.arange(4))
+    with pytest.raises(fc.errors.DeletedArrayError, match="was donated"):
+        f(x)
+
+
 def test_exceptions_are_noted(kind):
     noted = []
 
