@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,12 +14,18 @@ __all__ = ["argument_names", "names_below", "parameter_names", "path_name", "pat
 
 def path_names(name: str, tree: optree.PyTreeSpec) -> list[str]:
     """Return the names of all leaves of a tree called `name`."""
-    return [name + accessor.codify("") for accessor in tree.accessors()]
+    return [name + path for path in _paths(tree)]
 
 
 def path_name(name: str, tree: optree.PyTreeSpec, position: int) -> str:
     """Return the name of one leaf."""
-    return name + tree.accessors()[position].codify("")
+    return name + _paths(tree)[position]
+
+
+@functools.lru_cache(maxsize=256)
+def _paths(tree: optree.PyTreeSpec) -> Sequence[str]:
+    """Return the paths of all leaves. The tracer checks leaf by leaf, and each check names one leaf."""
+    return tuple([accessor.codify("") for accessor in tree.accessors()])
 
 
 def names_below(names: Sequence[str], tree: optree.PyTreeSpec) -> list[str]:
