@@ -8,7 +8,7 @@ import numpy as np
 
 from ..core.interpreter import Traced, bind
 from ..errors import ShapeError, UnsupportedError
-from ..primitives.sorting import argpartition_p, argsort_p, partition_p, searchsorted_p, sort_p
+from ..primitives.sorting import argpartition_p, argsort_p, partition_p, searchsorted_p, sort_p, top_k_p
 from .elementwise import astype, unify
 from .indexing import at, take
 from .registry import as_operand, as_traceable, implements, normalize_dim
@@ -128,9 +128,7 @@ def top_k(x: Any, k: int) -> tuple[Any, Any]:
     x = as_traceable(x)
     if not x.ndim or not 0 <= k <= x.shape[-1]:
         raise ShapeError(f"top_k: an array of shape {tuple(x.shape)} does not have {k} elements along its last dimension.")
-    n = x.shape[-1]
-    rising = bind(argsort_p, np.flip(x, -1), dim=x.ndim - 1, kind="stable")  # equal elements: the last first
-    indices = n - 1 - np.flip(rising, -1)[..., :k]
+    indices = bind(top_k_p, x, k=k)
     return np.take_along_axis(x, indices, axis=-1), indices
 
 

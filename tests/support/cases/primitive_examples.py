@@ -36,6 +36,7 @@ def _step(optimizer: Any) -> Callable[..., Any]:
 CALLS: list[tuple[Callable[..., Any], tuple]] = [
     (fc.nn.erf, (_rng.normal(size=(2, 3)),)),
     (fc.stop_gradient, (_rng.normal(size=3),)),
+    (lambda x: fc.top_k(x, 2), (np.array([[0.5, -2.0, 3.0, 1.5], [1.0, 7.0, -1.0, 0.0]]),)),
     (lambda key: fc.random.bits(key, (2, 3)), (_KEY,)),
     (lambda key: fc.random.bits(key), (_KEY,)),
     (fc.random.fold_in, (_KEY, np.int64(3))),

@@ -29,6 +29,7 @@ CPU_ONLY |= {
         "argsort",
         "partition",
         "argpartition",
+        "top_k_indices",
         "searchsorted",
         "cumprod",
         "cummax",

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import funccoll as fc
+from funccoll.core.types import bfloat16
 from funccoll.errors import DTypeError, MissingMethodError, ShapeError, UnsupportedError
+from funccoll.primitives.sorting import stable_order
 from tests.support.example_counts import examples
 from tests.support.groups import in_groups
 
@@ -32,6 +34,36 @@ def test_top_k_is_jaxs(values, k):
     k = min(k, x.size)
     for got, want in zip(fc.top_k(x, k), jax.lax.top_k(x, k), strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+KINDS = ["?", "i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", bfloat16]
+
+
+def _sortable(dtype: Any, draw: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Numbers with ties, extremes, both zeros, infinities, and NaNs of both signs."""
+    dtype = np.dtype(dtype)
+    x = draw.integers(-3, 4, shape).astype(np.float64)
+    if dtype.kind in "iu":
+        return np.where(x == 3, np.iinfo(dtype).max, np.where(x == -3, np.iinfo(dtype).min, x.astype(dtype))).astype(dtype)
+    if dtype.kind == "b":
+        return x > 0
+    special = np.array([np.nan, -np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-30, -1e-30])
+    return np.where(draw.random(shape) < 0.3, special[draw.integers(0, 8, shape)], x).astype(dtype)
+
+
+@in_groups("dtype", KINDS, ids=str)
+def test_a_stable_order_and_the_largest_are_those_of_numpys_stable_argsort(dtype):
+    draw = np.random.default_rng(7)
+    for shape in ((1,), (5, 0), (0, 5), (3, 40), (2, 7, 3)):
+        x = _sortable(dtype, draw, shape)
+        wide = x.astype(np.float32) if dtype is bfloat16 else x  # NumPy puts a NaN of bfloat16 anywhere
+        for dim in range(x.ndim):
+            np.testing.assert_array_equal(stable_order(x, dim), np.argsort(wide, axis=dim, kind="stable"))
+        order = x.shape[-1] - 1 - np.argsort(wide[..., ::-1], axis=-1, kind="stable")[..., ::-1]
+        for k in {0, min(1, x.shape[-1]), x.shape[-1] // 2, x.shape[-1]}:
+            np.testing.assert_array_equal(fc.top_k(x, k)[1], order[..., :k])
+    one_nan_and_a_tie = np.array([[3, np.nan, 1, 2], [2, 2, 2, 1]])  # as many elements reach the smallest as without either
+    np.testing.assert_array_equal(fc.top_k(one_nan_and_a_tie, 2)[1], [[1, 0], [0, 1]])
 
 
 def test_top_k_in_a_program_and_its_gradient():

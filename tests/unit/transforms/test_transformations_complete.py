@@ -36,8 +36,8 @@ NO_DERIVATIVE = {
     "argmax", "argmin", "reduce_or", "reduce_and", "random_bits", "random_fold_in", "random_split", "stop_gradient",
     "equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "logical_and", "logical_or", "logical_xor",
     "logical_not", "bitwise_and", "bitwise_or", "bitwise_xor", "invert", "left_shift", "right_shift", "bitwise_count", "isnan",
-    "isinf", "isfinite", "signbit", "gcd", "lcm", "axis_index", "barrier", "argsort", "argpartition", "searchsorted",
-    "random_order",
+    "isinf", "isfinite", "signbit", "gcd", "lcm", "axis_index", "barrier", "argsort", "argpartition", "top_k_indices",
+    "searchsorted", "random_order",
 }
 # fmt: on
 """Primitives through which no gradient flows: their results are integers or booleans, or constant by definition."""
