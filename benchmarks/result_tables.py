@@ -104,10 +104,15 @@ def compute_tables(data: dict[str, Any]) -> str:
     """The table of one run of benchmarks/compute: what loses most against its goal (or JAX) first, then the means."""
     about = data["machine"]
     cases = {name: case for name, case in data["cases"].items() if "failed" not in case}
-    failed = [f"{case['name']} **failed** ({case['failed']})" for case in data["cases"].values() if "failed" in case]
+    failed = " ".join(f"{case['name']} **failed** ({case['failed']})." for case in data["cases"].values() if "failed" in case)
+    if not cases:
+        return failed
     goal = lambda case: case["goal"] or 1.0
     losses_first = sorted(cases, key=lambda name: -cases[name]["times_jax"]["fused"]["median"] / goal(cases[name]))
-    cell = lambda case, side: _time(case["sides"][side]["run"]["median"] * 1e6) if side in case["sides"] else ""
+    missing = lambda case, side: "failed" if side in case.get("left_out", ()) else ""
+    cell = lambda case, side: (
+        _time(case["sides"][side]["run"]["median"] * 1e6) if side in case["sides"] else missing(case, side)
+    )
     verdict = {None: "", True: "met", False: "**missed**"}
     rows = []
     for name, case in ((name, cases[name]) for name in losses_first):
@@ -138,7 +143,7 @@ def compute_tables(data: dict[str, Any]) -> str:
             "|---|---|---|---|---|---|---|---|---|",
             *rows,
             "",
-            f"Geometric means of ours / JAX over these {len(cases)} cases: {said}.{''.join(f' {f}.' for f in failed)}",
+            f"Geometric means of ours / JAX over these {len(cases)} cases: {said}. {failed}".rstrip(),
             "",
             "Medians of rounds. All sides take turns, each a process with one thread on the same core, and their results are "
             "compared first. float32 unless a row says other. *Without fusion* is FUNCCOLL_FUSE=0. The first call has empty "

@@ -111,6 +111,7 @@ def _measured(name: str, pairs: int, rounds: int) -> dict[str, Any]:
     case = CASES[name]
     kinds = ("run", "first", "peak")
     found: dict[str, dict[str, list[float]]] = {side: {k: [] for k in kinds} for side in sides_of(case, True)}
+    left_out: list[str] = []
     before = children_seconds()
     with OtherProcesses() as others:
         for pair in range(pairs):
@@ -123,6 +124,7 @@ def _measured(name: str, pairs: int, rounds: int) -> dict[str, Any]:
                         if not side.startswith("torch"):
                             raise
                         print(f"{case.name}: {side} has failed, and is left out", flush=True)
+                        left_out.append(side)
                         del found[side]
                         processes.pop(side).close()
                         continue
@@ -135,7 +137,7 @@ def _measured(name: str, pairs: int, rounds: int) -> dict[str, Any]:
                     for side, process in order if number % 2 else reversed(order):
                         found[side]["run"].append(process.ask("run", times[side]))
     sides = {side: {kind: figures(values[kind]) for kind in kinds} for side, values in found.items()}
-    return row(name, found, sides, others.rate(children_seconds() - before))
+    return row(name, found, sides, others.rate(children_seconds() - before)) | ({"left_out": left_out} if left_out else {})
 
 
 def row(name: str, found: Mapping[str, Mapping[str, Sequence[float]]], sides: Any, others: float) -> dict[str, Any]:

@@ -28,7 +28,8 @@ class Case(NamedTuple):
     rtol: float = 1e-4
     """How far results may be apart, in parts of the largest number of each array."""
     random: bool = False
-    """Each library draws numbers of its own: the sums of absolute values are compared, not each number."""
+    """Each library draws numbers of its own: the sums of absolute values are compared, not each number. `rtol` is large where
+    these are sums of a few squared gradients, which are mostly noise."""
     double: bool = False
     """float64 (a mode of the whole process in JAX)."""
 
@@ -339,7 +340,7 @@ CASES: dict[str, Case] = {
     "rnn_32": Case("RNN of 64 by scan, 1,000 steps, gradient, batch 32", rnn(32), 0.5, rtol=1e-3),
     "twenty": Case("20 operations on 4 KiB", twenty_operations, 0.25, True, True),
     "adam": Case("Adam written out, 4 MiB", adam, 0.7, True, True),
-    "gpt": Case("GPT 2 × 128, batch 32, 64 tokens, a step with dropout", gpt, 1.0, True, True, 0.3, random=True),
+    "gpt": Case("GPT 2 × 128, batch 32, 64 tokens, a step with dropout", gpt, 1.0, True, True, 0.7, random=True),
     "cross_entropy_grad": Case("cross-entropy of 1,000 classes, gradient", cross_entropy_gradient, None, True),
     "attention_grad": Case("attention with a mask, gradient", attention_gradient, None, True),
     "batch_norm_grad": Case("batch_norm, gradient", batch_norm_gradient, None, True, rtol=1e-3),

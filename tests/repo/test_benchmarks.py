@@ -192,6 +192,23 @@ def test_compute_is_measured_in_processes(tmp_path, result_tables):
         compute.main(["--case", "thirty"])
 
 
+def test_a_table_in_which_cases_have_failed(result_tables):
+    failed = {"name": "gelu", "goal": 1.1, "met": False, "failed": "results differ"}
+    assert result_tables["compute_tables"]({"machine": {}, "cases": {"gelu": failed}}) == "gelu **failed** (results differ)."
+    figures = dict.fromkeys(("median", "q1", "q3"), 1.0)
+    sides = {side: dict.fromkeys(("run", "first", "peak"), figures) for side in ("fused", "jax")}
+    case = {"name": "adam", "goal": None, "met": None, "sides": sides, "times_jax": {"fused": figures}, "left_out": ["torch"]}
+    data = {
+        "machine": {"cpu": "a core", "cores": 1, "python": "3", "versions": {}},
+        "cases": {"gelu": failed, "adam": case | {"others": 0, "load": 0}},
+        "means": {"fused": dict.fromkeys(("run", "first", "peak"), 1.0)},
+        "goals": dict.fromkeys(("run", "first", "peak"), 0.9),
+        "torch_goals": {},
+    }
+    text = result_tables["compute_tables"](data)
+    assert "gelu **failed** (results differ)." in text and "| adam | 1.00 s | 1.00 s | failed |" in text
+
+
 def test_results_that_differ_are_not_measured(tmp_path):
     from benchmarks.compute.__main__ import differs
     from benchmarks.compute.cases import CASES
