@@ -169,6 +169,7 @@ bench: $(MPI) $(OPENMPI41)
 	$(BIN)/python -m benchmarks.programs.core
 	$(BIN)/python -m benchmarks.programs.language
 	$(BIN)/python -m benchmarks.compute
+	$(BIN)/python -m benchmarks.compute.steps
 	$(BIN)/python -m benchmarks.cost_model.schedules
 	$(BIN)/python -m benchmarks.one_host.host
 	$(BIN)/python -m benchmarks.calls.call_profile $(BEFORE:%=--before %)

@@ -156,6 +156,42 @@ def compute_tables(data: dict[str, Any]) -> str:
     )
 
 
+def steps() -> str:
+    """Steps on two processes against torch's DDP, mpi4py, and NumPy."""
+    path = ROOT / "benchmarks" / "results" / "steps.json"
+    return steps_tables(json.loads(path.read_text())) if path.exists() else "Not measured yet."
+
+
+def steps_tables(data: dict[str, Any]) -> str:
+    """The table of one run of benchmarks/compute/steps.py."""
+    about, cases, rows = data["machine"], data["cases"].values(), []
+    verdict = {None: "not measured", True: "met", False: "**missed**"}
+    for case in cases:
+        fused, numpy, best = case["sides"]["fused"], case["sides"]["numpy"], case["best_peer"]
+        peer = "" if best is None else f"{best} {_time(case['sides'][best]['median_us'])}"
+        ratio = "" if best is None else "{median:.2f}× ({q1:.2f} to {q3:.2f})".format(**case["fused_over"][best])
+        own = f"{_time(fused['median_us'])} | {_time(numpy['median_us'])}"
+        rows.append(f"| {case['name']} | {own} | {peer} | {ratio} | ≤ {case['goal']:.2f}×: {verdict[case['met']]} |")
+    loads = [case["load"] for case in cases]
+    counted = sum(case["turns"][kind] for case in cases for kind in ("undisturbed", "disturbed"))
+    disturbed = sum(case["turns"]["disturbed"] for case in cases)
+    versions = ", ".join(f"{k} {v}" for k, v in about["versions"].items() if k in ("numpy", "torch", "mpi4py"))
+    return "\n".join(
+        [
+            "| step | funccoll | without fusion | best peer | ours / peer: median (quartiles) | goal |",
+            "|---|---|---|---|---|---|",
+            *rows,
+            "",
+            f"On {data['ranks']} processes with one thread each: medians of rounds in which all take turns, on the slower "
+            "rank. The GPT is trained by `fc.data_parallel`, and by torch's DistributedDataParallel over Gloo as its manual "
+            "shows it and *tuned* (gradient_as_bucket_view, static_graph, fused Adam). mpi4py's stencil works in place. "
+            f"The peer of other rows is FUNCCOLL_FUSE=0. Measured on {about['cpu']}, {about['cores']} cores (load "
+            f"{min(loads):.1f} to {max(loads):.1f}; {disturbed} of {counted} turns while others computed), "
+            f"Python {about['python']}, {versions}. `python -m benchmarks.compute.steps` measures it again.",
+        ]
+    )
+
+
 def schedules() -> str:
     """The cost of making schedules."""
     data = _load("schedules")
@@ -571,6 +607,7 @@ TABLES = {
     "speed": speed,
     "speed:language": language,
     "speed:compute": compute,
+    "speed:steps": steps,
     "schedules": schedules,
     "speed:host": host,
     "speed:mpi": network,

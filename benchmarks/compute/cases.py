@@ -277,8 +277,8 @@ def conv_relu(lib: Library) -> Made:
     )
 
 
-def gpt(lib: Library) -> Made:
-    """A training step with dropout and Adam: 2 layers of width 128 with 4 heads, 32 examples of 64 tokens."""
+def gpt_model(lib: Library) -> tuple[Any, Callable[..., Any], np.ndarray]:
+    """A GPT with dropout, 2 layers of width 128 with 4 heads: parameters, loss(parameters, key, tokens, labels), 32 texts."""
     width, length, vocabulary = 128, 64, 65
     mask = lib.array(np.tril(np.ones((length, length), bool)))
     params = {
@@ -299,13 +299,19 @@ def gpt(lib: Library) -> Made:
         logits = lib.nn.layer_norm(x, p["scale"], p["bias"]) @ p["head"]
         return lib.np.mean(lib.nn.cross_entropy(logits, labels))
 
+    return params, loss, np.random.default_rng(3).integers(0, vocabulary, (32, length + 1)).astype(np.int32)
+
+
+def gpt(lib: Library) -> Made:
+    """A training step of `gpt_model` with Adam, of 32 texts of 64 tokens."""
+    params, loss, text = gpt_model(lib)
+
     def step(p: Any, m: Any, v: Any, t: Any, key: Any, tokens: Any, labels: Any) -> Any:
         value, grads = lib.value_and_grad(loss)(p, key, tokens, labels)
         p, m, v = _adam(lib, p, grads, m, v, 1 - 0.9**t, 1 - 0.999**t)
         return value, p, m, v
 
     zeros = lambda: _map_arrays(np.zeros_like, params)
-    text = np.random.default_rng(3).integers(0, vocabulary, (32, length + 1)).astype(np.int32)
     return step, (params, zeros(), zeros(), np.float32(1), lib.key(0), text[:, :-1].copy(), text[:, 1:].copy())
 
 

@@ -37,17 +37,17 @@ class Library(NamedTuple):
     """For programs that benchmarks/programs/language.py measures, too."""
 
 
-def ours() -> Library:
-    """funccoll, on one device."""
+def ours(alone: bool = True) -> Library:
+    """funccoll, on one device; or the names for a device of several (not `alone`)."""
     import funccoll as fc
 
-    dialect = our_dialect()
+    dialect = our_dialect() if alone else None
     return Library(
         np,
         fc.nn,
         fc.jit,
         lambda args: fc.tree.map(fc.asarray, args),  # on no mesh, as what a step without one returns
-        dialect.ready,
+        dialect.ready if dialect else lambda result: result,
         fc.grad,
         fc.value_and_grad,
         fc.tree.map,

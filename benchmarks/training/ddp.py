@@ -71,13 +71,43 @@ PARTS = {
 """The parts of a step, and how each is measured."""
 
 
-class Bench:
+class Turns:
+    """Contenders, which are jobs, in turns."""
+
+    def __init__(self, rounds: int, patience: float):
+        self.rounds, self.quiet = rounds, QuietTurns(patience)
+        self.jobs: dict[str, Job] = {}
+
+    def turns(self, ways: list[tuple[str, str]]) -> dict[tuple[str, str], list[tuple[float, float]]]:
+        """Seconds of a step in each (job, way), in rounds in which all take their turn."""
+        times = {}
+        for job, way in ways:
+            best = min(self.measure(job, way, 2)[0][0] for _ in range(2))
+            times[job, way] = max(2, math.ceil(TURN_SECONDS / best))
+        found: dict[tuple[str, str], list[tuple[float, float]]] = {key: [] for key in ways}
+        for number in range(self.rounds):
+            for job, way in ways if number % 2 else reversed(ways):
+                found[job, way].append(self.turn(job, way, times[job, way]))
+        return found
+
+    def turn(self, job: str, way: str, times: int) -> tuple[float, float]:
+        """Seconds of a step on the slower rank, (median, mean), in a turn that others do not disturb, if there is one."""
+        return self.quiet.take(lambda: self.measure(job, way, times))
+
+    def measure(self, job: str, way: str, times: int) -> tuple[tuple[float, float], float]:
+        """(seconds of a step on the slower rank: median, mean), and the processor seconds of others in a second."""
+        with OtherProcesses() as others:
+            ranks = self.jobs[job].all("measure", way, times)
+        return max((median, mean) for median, mean, _ in ranks), others.rate(sum(spent for _, _, spent in ranks))
+
+
+class Bench(Turns):
     """All contenders."""
 
     def __init__(self, stack: ExitStack, torch_python: str | None, rounds: int, patience: float):
-        self.rounds, self.quiet = rounds, QuietTurns(patience)
+        super().__init__(rounds, patience)
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        self.jobs = {"ours": stack.enter_context(Job("ours", RANKS, funccoll_run(RANKS), ["ours"], rank=RANK))}
+        self.jobs["ours"] = stack.enter_context(Job("ours", RANKS, funccoll_run(RANKS), ["ours"], rank=RANK))
         self.jobs["alone"] = stack.enter_context(Job("alone", RANKS, funccoll_run(RANKS), ["alone"], rank=RANK))
         if torch_python is not None:
             launcher = funccoll_run(RANKS, bound=False)  # Gloo's threads want other cores
@@ -106,28 +136,6 @@ class Bench:
         losses = first[0]
         assert losses[-1] < losses[0], f"the loss does not fall: {losses}"
         return {"steps": CHECKED_STEPS, "first": losses[0], "last": losses[-1], "differences": apart}
-
-    def turns(self, ways: list[tuple[str, str]]) -> dict[tuple[str, str], list[tuple[float, float]]]:
-        """Seconds of a step in each (job, way), in rounds in which all take their turn."""
-        times = {}
-        for job, way in ways:
-            best = min(self.measure(job, way, 2)[0][0] for _ in range(2))
-            times[job, way] = max(2, math.ceil(TURN_SECONDS / best))
-        found: dict[tuple[str, str], list[tuple[float, float]]] = {key: [] for key in ways}
-        for number in range(self.rounds):
-            for job, way in ways if number % 2 else reversed(ways):
-                found[job, way].append(self.turn(job, way, times[job, way]))
-        return found
-
-    def turn(self, job: str, way: str, times: int) -> tuple[float, float]:
-        """Seconds of a step on the slower rank, (median, mean), in a turn that others do not disturb, if there is one."""
-        return self.quiet.take(lambda: self.measure(job, way, times))
-
-    def measure(self, job: str, way: str, times: int) -> tuple[tuple[float, float], float]:
-        """(seconds of a step on the slower rank: median, mean), and the processor seconds of others in a second."""
-        with OtherProcesses() as others:
-            ranks = self.jobs[job].all("measure", way, times)
-        return max((median, mean) for median, mean, _ in ranks), others.rate(sum(spent for _, _, spent in ranks))
 
     def row(self, network: Network) -> dict[str, Any]:
         """A network against torch, and the parts of its steps."""

@@ -209,6 +209,54 @@ def test_a_table_in_which_cases_have_failed(result_tables):
     assert "gelu **failed** (results differ)." in text and "| adam | 1.00 s | 1.00 s | failed |" in text
 
 
+def check_steps(data):
+    """A record of benchmarks/compute/steps.py says what its numbers say."""
+    from benchmarks.compute.steps_cases import STEPS
+
+    for name, case in data["cases"].items():
+        assert (case["name"], case["goal"]) == (STEPS[name].name, STEPS[name].goal)
+        assert {"fused", "numpy"} <= case["sides"].keys() <= {"fused", "numpy", *STEPS[name].peers}
+        best = case["best_peer"]
+        assert case["met"] is (None if best is None else case["fused_over"][best]["median"] <= case["goal"])
+    assert {"load_before", "load_after", "cpu", "commit", "versions"} <= data["machine"].keys()
+
+
+def test_the_record_of_steps_has_every_case():
+    data = recorded("steps.json")
+    from benchmarks.compute.steps_cases import STEPS
+
+    check_steps(data)
+    assert data["cases"].keys() == STEPS.keys()
+
+
+def test_a_step_is_judged_against_the_best_peer(result_tables):
+    from benchmarks.compute.steps import row
+    from benchmarks.compute.steps_cases import STEPS
+
+    times = {"fused": [2.0, 2.2, 2.1], "numpy": [4.0, 4.0, 4.0], "torch": [3.0, 3.0, 3.0], "torch, tuned": [1.5, 2.0, 2.0]}
+    gpt = row(STEPS["gpt"], times)
+    assert (gpt["best_peer"], gpt["met"], gpt["fused_over"]["torch, tuned"]["median"]) == ("torch, tuned", False, 1.1)
+    alone = row(STEPS["heat"], {"fused": [1.0, 1.0], "numpy": [2.0, 2.0]})
+    assert (alone["best_peer"], alone["met"]) == (None, None)
+    found = {"load": 1.0, "turns": {"undisturbed": 5, "disturbed": 1}}
+    about = {"cpu": "a core", "cores": 2, "python": "3", "versions": {"torch": "2"}}
+    text = result_tables["steps_tables"]({"machine": about, "ranks": 2, "cases": {"gpt": gpt | found, "heat": alone | found}})
+    assert "| torch, tuned 2.00 s | 1.10× (1.05 to 1.33) | ≤ 1.00×: **missed** |" in text
+    assert "|  |  | ≤ 1.20×: not measured |" in text and "2 of 12 turns" in text
+
+
+@pytest.mark.slow
+def test_steps_are_measured_in_jobs(tmp_path, result_tables):
+    from benchmarks.compute import steps
+
+    steps.main(["--case", "heat,digits", "--rounds", "2", "--patience", "0", "--out", str(tmp_path / "r")])
+    data = json.loads((tmp_path / "r").read_text())
+    check_steps(data)
+    assert "| digits 64-128-10" in result_tables["steps_tables"](data)
+    with pytest.raises(SystemExit):
+        steps.main(["--case", "thirty"])
+
+
 def test_results_that_differ_are_not_measured(tmp_path):
     from benchmarks.compute.__main__ import differs
     from benchmarks.compute.cases import CASES
