@@ -35,7 +35,7 @@ from ..primitives.optimizers import optimizer_step_p
 from ..primitives.piece_sums import accumulate_p, divide_operands
 from ..primitives.reductions import REDUCTIONS, argmax_p, argmin_p, cumsum_p
 from ..primitives.shaping import broadcast_to_p, concatenate_p, pad_p, reshape_p, transpose_p
-from ..primitives.sorting import argpartition_p, argsort_p, partition_p, searchsorted_p, sort_p
+from ..primitives.sorting import argpartition_p, argsort_p, partition_p, searchsorted_p, sort_p, top_k_p
 from ..primitives.special import SPECIAL
 from ..primitives.varying import own_slice_p, pvary_p
 
@@ -162,6 +162,11 @@ def _but(ndim: int, dims: Iterable[int], what: str) -> list[Target]:
 def _along(eqn: Equation, ins: Sequence[DimensionLayout]) -> list[DimensionLayout]:
     """Orders, transforms and running sums along one dimension."""
     return _moved(eqn, ins, _but(len(ins[0].rows), [eqn.params["dim"]], f"{eqn.primitive.name} is of each device's block"))
+
+
+def _last(eqn: Equation, ins: Sequence[DimensionLayout]) -> list[DimensionLayout]:
+    ndim = len(ins[0].rows)
+    return _moved(eqn, ins, _but(ndim, [ndim - 1], f"{eqn.primitive.name} is of each device's block"))
 
 
 def _search(eqn: Equation, ins: Sequence[DimensionLayout]) -> list[DimensionLayout]:
@@ -349,6 +354,7 @@ RULES: dict[Primitive, Rule] = {
     **dict.fromkeys([cumsum_p, *ACCUMULATIONS.values(), sort_p, argsort_p, partition_p, argpartition_p], _along),
     **dict.fromkeys([fft_p, ifft_p, rfft_p, irfft_p], _along),
     searchsorted_p: _search,
+    top_k_p: _last,
     getitem_p: _getitem,
     **dict.fromkeys([*INDEX_UPDATES.values(), index_set_p], _update),
     scatter_p: _scatter,
