@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -53,8 +54,13 @@ class ArrayLayout:
 
     @cached_property
     def type(self) -> ArrayType:
-        """The type of one device's shard inside a program."""
-        return ArrayType(self.sharding.shard_shape(self.shape), self.dtype, self.sharding.varying)
+        """The type of one device's shard inside a program, where all blocks have the shape of the largest."""
+        return ArrayType(self.sharding.padded_shard_shape(self.shape), self.dtype, self.sharding.varying)
+
+    @cached_property
+    def is_even(self) -> bool:
+        """True if all blocks have one shape."""
+        return self.sharding.is_even(self.shape)
 
     @cached_property
     def of_deleted(self) -> ArrayLayout:
@@ -91,9 +97,31 @@ class ArrayLayout:
         blocks = [in_c_order(value[i]) for i in self.indices]
         return blocks if len(blocks) > 1 else blocks[0]
 
+    def padded(self, copies: Any, allocate: Callable[[tuple[int, ...], np.dtype], Any]) -> Any:
+        """Return copies with blocks of one shape, that of the largest. Smaller ones end in zeros, in memory from `allocate`."""
+
+        def pad(block: Any) -> Any:
+            if block.shape == self.type.shape:
+                return block
+            out = allocate(self.type.shape, self.dtype)
+            out[...] = 0
+            out[tuple(map(slice, block.shape))] = block
+            return out
+
+        return [*map(pad, copies)] if type(copies) is list else pad(copies)
+
+    def cut(self, copies: Any, new_block: Callable[[Any], Any]) -> Any:
+        """Return padded copies without their padding. Blocks that have some are copied by `new_block`."""
+
+        def part(block: Any, index: tuple[slice, ...]) -> Any:
+            shape = tuple(rows.stop - rows.start for rows in index)
+            return block if shape == block.shape else new_block(block[tuple(map(slice, shape))])
+
+        return [*map(part, copies, self.indices)] if type(copies) is list else part(copies, self.indices[0])
+
 
 def layout_of(shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding, weak: type | None = None) -> ArrayLayout:
-    """Return the only ArrayLayout of these fields. Raises ShardingError if the sharding does not divide the shape."""
+    """Return the only ArrayLayout of these fields. Raises ShardingError if the spec has more entries than the shape."""
     return _layout_of(shape, dtype, sharding, weak, sharding.mesh.transport)
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import optree
 
 from ..arrays.array import Array
-from ..arrays.array_layout import layout_of
 from ..core.interpreter import eager
 from ..core.ir import Equation, Literal, Program, Var
 from ..core.mesh import Mesh, copy_coordinates
@@ -96,10 +95,8 @@ def run_eagerly(
     require_devices(mesh)
     if mesh.device_type != "cpu":
         raise DeviceError(f"{function.name} is called on a GPU: fc.debug.disable_jit is for CPUs. Pass NumPy arrays.")
-    shardings = function.arguments.shardings(dynamic, static)
     inputs = []
-    for leaf, (shape, dtype, _), sharding in zip(leaves, types, shardings, strict=True):
-        layout = layout_of(shape, dtype, sharding)
+    for leaf, layout in zip(leaves, function.layouts(dynamic, static, treedef, types), strict=True):
         if type(leaf) is Array and leaf.sharding.mesh == mesh:
             same = leaf.layout.same(layout)
             leaf = leaf if same else redistribution(leaf.layout, layout, current_source()).execute((leaf,))

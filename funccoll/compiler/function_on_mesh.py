@@ -11,7 +11,7 @@ import numpy as np
 import optree
 
 from ..arrays.array import Array
-from ..arrays.array_layout import layout_of
+from ..arrays.array_layout import ArrayLayout, layout_of
 from ..arrays.array_like import device_type_of, shape_and_dtype
 from ..core.dtype_promotion import recorded
 from ..core.interpreter import Traced
@@ -95,6 +95,22 @@ class FunctionOnMesh:
             for i, leaf in enumerate(leaves)
         )
 
+    def layouts(
+        self, dynamic: tuple, static: Static, treedef: optree.PyTreeSpec, types: Sequence[LeafType]
+    ) -> list[ArrayLayout]:
+        """Return the layouts in which it takes these arguments. Raises ShardingError if a spec does not split one evenly."""
+        arguments, found = self.arguments, list[ArrayLayout]()
+        values: Any = dynamic
+        names = names_below(arguments.parameters(treedef.num_children, static), treedef)
+        leaves, shardings = optree.tree_leaves(values), arguments.shardings(dynamic, static)
+        for i, (name, leaf, (shape, dtype, _), sharding) in enumerate(zip(names, leaves, types, shardings, strict=True)):
+            if not shape and sharding.spec:
+                arguments.check_number(dynamic, treedef, i, sharding.spec, static)
+            given = "Array" if type(leaf) is Array else "" if isinstance(leaf, Traced) else "value"
+            sharding.check_even(shape, f"{name} of {self.name}", given)
+            found.append(layout_of(shape, dtype, sharding))
+        return found
+
     def trace(
         self,
         dynamic: tuple,
@@ -104,16 +120,8 @@ class FunctionOnMesh:
         evaluation: Evaluation | None = None,
     ) -> TracedFunction:
         """Return its program for arguments of these types; with `evaluation`, each operation also runs as it is traced."""
-        arguments = self.arguments
-        shardings = arguments.shardings(dynamic, static)
-        layouts, parameters = [], arguments.parameters(treedef.num_children, static)
-        values: Any = dynamic
-        names, leaves = names_below(parameters, treedef), optree.tree_leaves(values)
-        for i, (name, leaf, (shape, dtype, _), sharding) in enumerate(zip(names, leaves, types, shardings, strict=True)):
-            if not shape and sharding.spec:
-                arguments.check_number(dynamic, treedef, i, sharding.spec, static)
-            sharding.shard_shape(shape, f"{name} of {self.name}", passed=not isinstance(leaf, (Array, Traced)))
-            layouts.append(layout_of(shape, dtype, sharding))
+        arguments, layouts = self.arguments, self.layouts(dynamic, static, treedef, types)
+        parameters = arguments.parameters(treedef.num_children, static)
         out: dict[str, Any] = {}
 
         def flat(*tracers: Any) -> list[Any]:

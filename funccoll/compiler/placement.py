@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,11 @@ import optree
 from ..arrays.array import Array
 from ..arrays.array_layout import NO_MESH, layout_of
 from ..arrays.array_like import device_type_of, to_numpy
+from ..core.block_ranges import block_sizes
 from ..core.interpreter import Traced, current_interpreter
 from ..core.mesh import Mesh, Sharding
 from ..core.partition_spec import P
-from ..core.types import check_dtype
+from ..core.types import check_dtype, dtype_name
 from ..errors import DTypeError, MeshError, ShapeError, ShardingError, TraceError, user_frames
 from ..job.job_context import on_device, transport_of
 from ..ops.elementwise import astype, scalar_type
@@ -62,6 +65,10 @@ def _value(x: Any, mesh: Mesh, what: str) -> Any:
 def device_put(x: Any, mesh: Mesh | Sharding, spec: P | None = None, *, device: str | None = None) -> Array:
     """Put a global value onto a mesh, split as `spec` says.
 
+    If the devices do not divide a dimension, the last blocks are smaller, or empty: 5 over 4 is 2, 2, 1, 0, as in torch.chunk.
+    You can redistribute, gather and save such an Array. A jitted function takes it if its own spec splits it evenly, or not at
+    all.
+
     In a job every process passes the same value; for a process's own block use `fc.from_local`. `device_put` sends nothing. The
     first program that takes the Array compares hashes of what the processes put, and so does `fc.process_allgather`. If they
     differ, it raises ShardingError. The hash of a value of more than 128 KiB reads 128 places of it.
@@ -78,7 +85,7 @@ def device_put(x: Any, mesh: Mesh | Sharding, spec: P | None = None, *, device: 
         An Array with the shape and dtype of `x`.
 
     Raises:
-        ShardingError: If a mesh axis does not divide the dimension that it splits.
+        ShardingError: If `spec` has more entries than `x` has dimensions.
         MeshError: If the mesh lacks an axis of the spec, or other processes hold a part of the Array `x`; `fc.redistribute`
             changes an Array's spec.
         DeviceError: If no GPU can be used.
@@ -90,6 +97,8 @@ def device_put(x: Any, mesh: Mesh | Sharding, spec: P | None = None, *, device: 
         Array([0, 1, 2, 3], i64[4], P('data') on Mesh({'data': 2}))
         >>> x.shards
         (array([0, 1]), array([2, 3]))
+        >>> [block.shape for block in fc.device_put(np.arange(5), fc.make_mesh({"data": 4}), P("data")).shards]
+        [(2,), (2,), (1,), (0,)]
     """
     sharding = _concrete_mesh(_sharding(mesh, spec))
     if isinstance(x, dict):
@@ -99,7 +108,7 @@ def device_put(x: Any, mesh: Mesh | Sharding, spec: P | None = None, *, device: 
         )
     sharding = _on(sharding, device, x)
     value = _value(x, sharding.mesh, "device_put: x")
-    sharding.shard_shape(value.shape, "device_put: x", passed=type(x) is not Array)
+    sharding.padded_shard_shape(value.shape, "device_put: x")
     layout, new_block = layout_of(value.shape, value.dtype, sharding), transport_of(sharding.mesh).device.new_block
     copies = [new_block(value[i]) for i in layout.indices]
     array = Array(layout, copies if len(copies) > 1 else copies[0])
@@ -109,7 +118,9 @@ def device_put(x: Any, mesh: Mesh | Sharding, spec: P | None = None, *, device: 
 
 
 @user_frames()
-def from_local(x: Any, mesh: Mesh | Sharding, spec: P | None = None, *, device: str | None = None) -> Array:
+def from_local(
+    x: Any, mesh: Mesh | Sharding, spec: P | None = None, *, shape: Sequence[int] | None = None, device: str | None = None
+) -> Array:
     """Make an Array of blocks that are already split.
 
     In a job nothing is sent. Processes that hold the same part are compared later, as for `fc.device_put`.
@@ -119,6 +130,8 @@ def from_local(x: Any, mesh: Mesh | Sharding, spec: P | None = None, *, device: 
             order. Devices that hold the same part need blocks with equal bits.
         mesh: The mesh, or a `Sharding`, which has a mesh and a spec.
         spec: A `P` that says which part of the global value each block is.
+        shape: The global shape, equal on all processes. You need it if blocks differ in shape. Their sizes are those of
+            `fc.device_put`: ceil(n / p) rows, and at the end fewer or none.
         device: "cuda", "cpu" or None, as in `fc.device_put`.
 
     Returns:
@@ -126,40 +139,52 @@ def from_local(x: Any, mesh: Mesh | Sharding, spec: P | None = None, *, device: 
 
     Raises:
         MeshError: If the number of blocks is not that of the devices which this process plays.
-        ShapeError: If blocks differ in shape or dtype.
+        ShapeError: If blocks differ in dtype, or a block has another shape than its device holds.
         ShardingError: If blocks of the same part differ.
 
     Example:
         >>> mesh = fc.make_mesh({"data": 2})
         >>> print(fc.from_local([np.array([1, 2]), np.array([3, 4])], mesh, P("data")))
         [1 2 3 4]
+        >>> print(fc.from_local([np.array([1, 2]), np.array([3])], mesh, P("data"), shape=(3,)))
+        [1 2 3]
     """
     sharding = _concrete_mesh(_sharding(mesh, spec))
     sharding = _on(sharding, device, x[0] if isinstance(x, (list, tuple)) and x else x)
     size, new_block = sharding.mesh.size, transport_of(sharding.mesh).device.new_block
+    given = None if shape is None else _global_shape(shape, sharding)
     if not sharding.mesh.is_fully_addressable:
         block = new_block(_value(x, sharding.mesh, "from_local: x"))
-        array = Array(layout_of(sharding.global_shape(block.shape, "from_local: a block"), block.dtype, sharding), block)
+        if given is None:
+            given = sharding.global_shape(block.shape, "from_local: a block")
+        else:
+            _check_block("x", sharding.mesh.local_devices[0], block, given, sharding)
+        array = Array(layout_of(given, block.dtype, sharding), block)
         if sharding.equal_along:
             array.note_given_block()
         return array
     if size == 1 and not isinstance(x, (list, tuple)):
         x = [x]
     if not isinstance(x, (list, tuple)) or len(x) != size:
-        given = f"a list of {len(x)}" if isinstance(x, (list, tuple)) else f"one {type(x).__name__}"
+        what = f"a list of {len(x)}" if isinstance(x, (list, tuple)) else f"one {type(x).__name__}"
         raise MeshError(
             f"from_local: this process plays all {size} devices of {sharding.mesh!r}, so it takes a list of {size} blocks "
-            f"in device order, and {given} was given. For a global value use fc.device_put."
+            f"in device order, and {what} was given. For a global value use fc.device_put."
         )
     blocks = [_value(b, sharding.mesh, f"from_local: block {i}") for i, b in enumerate(x)]
     first = blocks[0]
     for i, block in enumerate(blocks):
-        if block.shape != first.shape or block.dtype != first.dtype:
+        if (given is None and block.shape != first.shape) or block.dtype != first.dtype:
             raise ShapeError(
                 f"from_local: block {i} is {block.dtype}{list(block.shape)} and block 0 {first.dtype}{list(first.shape)}: "
-                "all devices have one shape and dtype."
+                "all devices have one shape and dtype, unless you pass the global shape, as shape=(...), for an axis that does "
+                "not divide it."
             )
-    layout = layout_of(sharding.global_shape(first.shape, "from_local: a block"), first.dtype, sharding)
+        if given is not None:
+            _check_block(f"block {i}", i, block, given, sharding)
+    if given is None:
+        given = sharding.global_shape(first.shape, "from_local: a block")
+    layout = layout_of(given, first.dtype, sharding)
     copies: list[Any] = [None] * len(layout.indices)
     for position, (block, copy) in enumerate(zip(blocks, layout.copy_of_device, strict=True)):
         if copies[copy] is None:
@@ -170,6 +195,35 @@ def from_local(x: Any, mesh: Mesh | Sharding, spec: P | None = None, *, device: 
                 "their values differ. Name the axis along which they differ in the spec."
             )
     return Array(layout, copies if len(copies) > 1 else copies[0])
+
+
+def _global_shape(shape: Any, sharding: Sharding) -> tuple[int, ...]:
+    try:
+        sizes = tuple(operator.index(n) for n in shape)
+    except TypeError:
+        sizes = (-1,)
+    if any(n < 0 for n in sizes):
+        raise ShapeError(f"from_local: shape={shape!r:.60} must be the sizes of the global array, such as (5, 3).")
+    sharding.padded_shard_shape(sizes, "from_local: the global array")
+    return sizes
+
+
+def _check_block(name: str, device: int, block: Any, shape: tuple[int, ...], sharding: Sharding) -> None:
+    """Raise ShapeError unless a block has the shape of this device's part of a global array of `shape`."""
+    wanted = sharding.shard_shape(shape, sharding.mesh.coordinates(device))
+    if block.shape == wanted:
+        return
+    sizes = [
+        f"blocks of {block_sizes(shape[d], sharding.parts(d))} along dimension {d}"
+        for d, rows in enumerate(wanted)
+        if sharding.parts(d) > 1 and block.shape[d : d + 1] != (rows,)
+    ]
+    told = f" into {' and '.join(sizes)}" if sizes else ""
+    raise ShapeError(
+        f"from_local: {name} is {dtype_name(block.dtype)}{list(block.shape)}, and device {device} holds {list(wanted)} of a "
+        f"global array of shape {shape}, which {sharding.spec!r} splits{told}. Pass blocks of these sizes; shape= is that of "
+        "all blocks together."
+    )
 
 
 @user_frames()

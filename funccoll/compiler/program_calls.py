@@ -102,10 +102,10 @@ class ProgramCall:
         if list(given) == own:
             return self
         layouts = [layout_of(x.shape, x.dtype, s, x.weak) for x, s in zip(self.in_layouts, given, strict=True)]
-        constants = [value for _, value in self.program.constants]
+        constants, shapes = [value for _, value in self.program.constants], [x.shape for x in layouts]
 
         def call(*blocks: Any) -> list[Any]:
-            return evaluate(self.program, constants, [*map(reshard, blocks, given, own)])[0]
+            return evaluate(self.program, constants, [*map(reshard, blocks, shapes, given, own)])[0]
 
         return self._made(call, layouts, self.out_layouts, self.name, self.names)
 

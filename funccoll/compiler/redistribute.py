@@ -25,6 +25,9 @@ def redistribute(x: Array, spec: P) -> Array:
     function does the same to an Array that is split in another way than its `in_specs` say, and `.lower(x).collectives()` lists
     it. In a gradient around jitted functions with a mesh, `redistribute` takes their results.
 
+    Blocks may differ in size before and after, as `fc.device_put` says. A dimension that both specs split, into blocks of other
+    sizes, is then gathered in between.
+
     Args:
         x: An Array of any sharding. It stays as it is. For a pytree use `fc.tree.map`.
         spec: A `P` of the same mesh.
@@ -33,7 +36,7 @@ def redistribute(x: Array, spec: P) -> Array:
         An Array of the same global shape and dtype; `x` itself if it has this spec.
 
     Raises:
-        ShardingError: If a mesh axis does not divide the dimension that it splits, or `spec` has too many entries.
+        ShardingError: If `spec` has too many entries.
         MeshError: If the mesh lacks an axis.
         TraceError: If `x` is not an Array.
 
@@ -52,7 +55,7 @@ def redistribute(x: Array, spec: P) -> Array:
             return moved(given, Sharding(split.mesh, spec), current_source()).bind((x,))[0]
         _check_array(x)
         wanted = Sharding(x.sharding.mesh, spec)
-        wanted.shard_shape(x.shape, "redistribute: x")
+        wanted.padded_shard_shape(x.shape, "redistribute: x")
         if wanted == x.sharding:
             return x.block_until_ready()  # raises for a donated Array
         given = layout_of(x.shape, x.dtype, x.sharding)

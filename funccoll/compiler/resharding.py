@@ -8,11 +8,14 @@ reorders the blocks if each device's block keeps its shape.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from ..collectives.functions import all_gather, all_to_all, own_slice, permute
 from ..core.mesh import Mesh, Sharding
+from ..core.partition_spec import P
 
 __all__ = ["reshard"]
 
@@ -21,8 +24,40 @@ Rows = list[Axes]
 """For each dimension its mesh axes."""
 
 
-def reshard(x: Any, old: Sharding, new: Sharding) -> Any:
+def reshard(x: Any, shape: Sequence[int], old: Sharding, new: Sharding) -> Any:
     """Return one device's block of a value split as `new`, from its block of the value split as `old`, on the same mesh.
+
+    Blocks are padded to the largest (`Sharding.padded_shard_shape`). A dimension is padded and cut where devices have it whole.
+    If both shardings split it, and pad it to different sizes, it is gathered in between.
+
+    Args:
+        x: The block.
+        shape: The global shape.
+        old: The given sharding.
+        new: The wanted one.
+    """
+    dims = range(x.ndim)
+    given, wanted = old.padded_shape(shape), new.padded_shape(shape)
+    rows = [() if min(old.parts(d), new.parts(d)) > 1 and given[d] != wanted[d] else new.dim_axes(d) for d in dims]
+    between = Sharding(old.mesh, P(*rows))
+    x = _resized(x, [d for d in dims if old.parts(d) == 1], shape, wanted)
+    x = _reshard_even(x, old, between)
+    x = _resized(x, [d for d in dims if between.parts(d) == 1], shape, wanted)
+    return _reshard_even(x, between, new)
+
+
+def _resized(x: Any, dims: Sequence[int], shape: Sequence[int], sizes: Sequence[int]) -> Any:
+    """Return a block with other `sizes` of some dimensions that devices have whole: zeros after the `shape` of the values."""
+    for dim in dims:
+        if x.shape[dim] > shape[dim]:
+            x = x[(slice(None),) * dim + (slice(shape[dim]),)]
+        if x.shape[dim] < sizes[dim]:
+            x = np.pad(x, [(0, sizes[dim] - shape[dim] if d == dim else 0) for d in range(x.ndim)])
+    return x
+
+
+def _reshard_even(x: Any, old: Sharding, new: Sharding) -> Any:
+    """Return one device's block of an evenly split value.
 
     Gathers move most data. So they come last, and gather only the axes that must go.
     """

@@ -21,6 +21,7 @@ from ..core.ir import Equation, Program
 from ..core.mesh import Mesh
 from ..errors import FunccollError, PytreeError, ShapeError, Source, at_source, user_frames
 from ..job.job_context import transport_of
+from ..platforms.device import Run
 from ..runtime.transport import ArgumentCheck, FirstCall
 from ..tracing.trace import stage
 from .choose_schedules import choose, is_large, is_users, schedules_of
@@ -29,6 +30,7 @@ from .debug_modes import asked_for
 from .fast_paths import FastPath, make_fast_path
 from .garbage_collection import without_garbage_collection
 from .generate import checks_passes, generate, in_execution_order
+from .padded_blocks import Check, check_and_pad, run_padded
 from .passes import run_passes
 from .report import CollectiveTable, cost_analysis
 from .resharding import reshard
@@ -248,10 +250,16 @@ class Compiled(_Scheduled):
         self.group_calls: Sequence[Any]
         """The `CollectiveExecutable`s that it calls, in order: for benchmarks and tests."""
         named = [signature.argument(i) for i in range(len(signature.in_layouts))]
+        uneven = [x for x in (*signature.in_layouts, *signature.out_layouts) if not x.is_even]
+        shapes = "; ".join(str(x.shape) for x in uneven)  # different ones may be padded to one
         self._generated, self._overwritten = generate(
-            program, mesh, schedules, signature.donated, arguments=named, results_are_arrays=True
+            program, mesh, schedules, signature.donated, shapes, arguments=named, results_are_arrays=True
         )
-        self._run, self.group_calls = self._generated.run, self._generated.executables
+        self.group_calls = self._generated.executables
+        self._run_always: Run = self._generated.run
+        if uneven:
+            self._run_always = run_padded(self._generated.run, signature.out_layouts, transport_of(mesh).device)
+        self._run = self._run_always
         self._compare: ArgumentCheck | None = None
         self._first_call: FirstCall | None = None
         if signature.in_layouts:
@@ -260,7 +268,10 @@ class Compiled(_Scheduled):
                 self._compare = transport.compare_replicas(mesh, layouts, signature.argument)
             reached, identity = self._generated.unconditional, self._generated.identity
             self._first_call = transport.first_call(reached, identity, layouts, signature.argument)
-        self._check: Callable[[Sequence[Any], Sequence[Any]], None] | None = self._compare and self._compare_all
+        self._check_always: Check | None = self._compare and self._compare_all
+        if uneven:
+            self._check_always = check_and_pad(self._check_always, signature.in_layouts, transport_of(mesh).device)
+        self._check = self._check_always
         """The check of a call's arguments: this process's blocks of them and the arguments themselves."""
         if self._first_call is not None:
             self._check, self._run = self._check_first, self._run_first
@@ -333,18 +344,18 @@ class Compiled(_Scheduled):
         assert self._compare is not None
         self._compare(inputs, [*map(_host_value, leaves)])
 
-    def _check_first(self, inputs: Sequence[Any], leaves: Sequence[Any]) -> None:
+    def _check_first(self, inputs: list[Any], leaves: Sequence[Any]) -> None:
         """Compare the arguments of the first call; later calls compare only with FUNCCOLL_DEBUG=detail."""
         assert self._first_call is not None
-        if self._compare is not None:
-            self._compare_all(inputs, leaves)
+        if self._check_always is not None:
+            self._check_always(inputs, leaves)
         self._first_call.note(leaves, [*map(_host_value, leaves)])
 
     def _run_first(self, *inputs: Any) -> Sequence[Any]:
         """Run the first call that completes; a retry after an exception notes its own arguments."""
         assert self._first_call is not None
-        outputs = self._generated.run(*inputs)
-        self._check, self._run = self._compare and self._compare_all, self._generated.run
+        outputs = self._run_always(*inputs)
+        self._check, self._run = self._check_always, self._run_always
         self._first_call.compare(alone=not self._generated.executables)
         return outputs
 
@@ -400,7 +411,9 @@ def trace_redistribution(given: ArrayLayout, wanted: ArrayLayout, source: Source
     """Return the program from an Array of one layout to one of another layout on the same mesh."""
     old, new = given.sharding, wanted.sharding
     with at_source(source):
-        program, _ = stage(lambda x: [reshard(x, old, new)], [given.type], axis_sizes=new.mesh.shape, label="redistribute")
+        program, _ = stage(
+            lambda x: [reshard(x, given.shape, old, new)], [given.type], axis_sizes=new.mesh.shape, label="redistribute"
+        )
     leaf = optree.treespec_leaf()
     arguments = optree.treespec_tuple([leaf])
     return TracedFunction(program, Signature("redistribute", new.mesh, arguments, (given,), ("x",), leaf, (wanted,), (False,)))

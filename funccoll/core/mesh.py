@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import MeshError, ShardingError
+from .block_ranges import block_range, block_size, block_sizes
 from .partition_spec import P, normalize_axes
 
 if TYPE_CHECKING:
@@ -389,16 +390,44 @@ class Sharding:
         entry = self.spec[dim] if dim < len(self.spec) else None
         return () if entry is None else normalize_axes(entry)
 
-    def shard_shape(self, shape: Sequence[int], what: str = "array", *, passed: bool = False) -> tuple[int, ...]:
+    def parts(self, dim: int) -> int:
+        """Return the number of blocks into which dimension `dim` is split."""
+        return math.prod(self.mesh.shape[a] for a in self.dim_axes(dim))
+
+    def shard_shape(self, shape: Sequence[int], coordinates: Mapping[str, int] | None = None) -> tuple[int, ...]:
         """Return the shape of one device's block of a global array of `shape`.
+
+        n rows over p devices are blocks of ceil(n / p) rows, as in torch.chunk. If p does not divide n, the last blocks are
+        smaller, or empty: 5 over 4 is 2, 2, 1, 0.
 
         Args:
             shape: The global shape.
-            what: The array's name in messages.
-            passed: True for a global value that the user passes; in a job it may be a rank's own block by mistake.
+            coordinates: The device's place along mesh axes (missing axes count as 0), as `mesh.coordinates(device)` returns it.
+                You need it only if blocks differ in shape.
 
         Raises:
-            ShardingError: If the spec has more entries than `shape`, or the devices do not divide a dimension that they split.
+            ShardingError: If the spec has more entries than `shape`, or blocks differ and no coordinates are given.
+
+        Example:
+            >>> sharding = fc.Sharding(fc.make_mesh({"data": 4}), P("data"))
+            >>> [sharding.shard_shape((5, 3), {"data": i}) for i in range(4)]
+            [(2, 3), (2, 3), (1, 3), (0, 3)]
+        """
+        shape = tuple(shape)
+        if coordinates is not None:
+            return tuple(rows.stop - rows.start for rows in self.index(shape, coordinates))
+        dim = self._uneven_dim(shape)
+        if dim is not None:
+            raise ShardingError(
+                f"{self.spec!r} splits an array of shape {shape} into blocks of {block_sizes(shape[dim], self.parts(dim))} "
+                f"along dimension {dim}. Name the device, as in shard_shape(shape, mesh.coordinates(device))."
+            )
+        return self.padded_shard_shape(shape)
+
+    def padded_shard_shape(self, shape: Sequence[int], what: str = "array") -> tuple[int, ...]:
+        """Return the shape of the largest block, to which programs pad the others.
+
+        `what` is the array's name in messages. Raises ShardingError if the spec has more entries than `shape`.
         """
         shape = tuple(shape)
         if len(self.spec) > len(shape):
@@ -406,24 +435,48 @@ class Sharding:
                 f"{what} has shape {shape}, {len(shape)} dimension(s), but {self.spec!r} has {len(self.spec)} entries, one "
                 "for each dimension. Drop the entries of dimensions that do not exist."
             )
-        local = []
-        for dim, extent in enumerate(shape):
-            axes = self.dim_axes(dim)
-            parts = self.mesh.axis_size(axes) if axes else 1
-            if extent % parts:
-                remedy = f"{-(-extent // parts) * parts}, or use None for that dimension (every device then holds it whole)."
-                in_a_job = passed and not self.mesh.is_fully_addressable
-                own = f"If it is this rank's own block, pass fc.from_local(x, mesh, {self.spec!r}). For a global value: pad"
-                raise ShardingError(
-                    f"{what} of shape {shape} cannot be split as {self.spec!r}: dimension {dim} has size {extent}, which the "
-                    f"{parts} devices along {' x '.join(map(repr, axes))} do not divide evenly. "
-                    f"{own if in_a_job else 'Pad'} it to {remedy}"
-                )
-            local.append(extent // parts)
-        return tuple(local)
+        return tuple(block_size(extent, self.parts(dim)) for dim, extent in enumerate(shape))
+
+    def padded_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of a global array of `shape` that is padded at its end, so that all blocks have one shape."""
+        return tuple(rows * self.parts(dim) for dim, rows in enumerate(self.padded_shard_shape(shape)))
+
+    def is_even(self, shape: Sequence[int]) -> bool:
+        """Return True if all blocks of a global array of `shape` have one shape."""
+        return self._uneven_dim(shape) is None
+
+    def _uneven_dim(self, shape: Sequence[int]) -> int | None:
+        """Return the first dimension whose blocks differ in size."""
+        return next((dim for dim, extent in enumerate(shape) if extent % self.parts(dim)), None)
+
+    def check_even(self, shape: Sequence[int], what: str, given: str = "") -> None:
+        """Raise ShardingError unless all blocks of a global array of `shape` have one shape, as inside a program.
+
+        Args:
+            shape: The global shape.
+            what: The array's name in messages.
+            given: "Array" for an Array; "value" for a global value that the user passes, which in a job may be a rank's own
+                block by mistake.
+        """
+        shape = tuple(shape)
+        self.padded_shard_shape(shape, what)
+        dim = self._uneven_dim(shape)
+        if dim is None:
+            return
+        parts, along = self.parts(dim), " x ".join(map(repr, self.dim_axes(dim)))
+        sizes, padded = block_sizes(shape[dim], parts), self.padded_shape(shape)[dim]
+        pad = "Pad it to"
+        if given == "value" and not self.mesh.is_fully_addressable:
+            pad = f"If it is this rank's own block, pass fc.from_local(x, mesh, {self.spec!r}). For a global value: pad it to"
+        whole = ": fc.redistribute(x, fc.P()) returns such an Array" if given == "Array" else ""
+        raise ShardingError(
+            f"{what} of shape {shape} cannot be split as {self.spec!r}: dimension {dim} has size {shape[dim]}, which the "
+            f"{parts} devices along {along} do not divide evenly (into {sizes}), and in a function all devices have one shape. "
+            f"{pad} {padded}, or use None for that dimension (every device then holds it whole){whole}."
+        )
 
     def global_shape(self, shard_shape: Sequence[int], what: str = "output") -> tuple[int, ...]:
-        """Return the global shape of an array whose blocks have `shard_shape`."""
+        """Return the global shape of an array whose blocks all have `shard_shape`."""
         shape = tuple(shard_shape)
         if len(self.spec) > len(shape):
             stack = "" if shape else " To have one number from each device side by side, return x[None]."
@@ -431,18 +484,21 @@ class Sharding:
                 f"{what} has shape {shape} on each device, {len(shape)} dimension(s), but {self.spec!r} has "
                 f"{len(self.spec)} entries, one for each dimension. Drop the entries of dimensions that do not exist.{stack}"
             )
-        return tuple(n * (self.mesh.axis_size(self.dim_axes(d)) if self.dim_axes(d) else 1) for d, n in enumerate(shape))
+        return tuple(n * self.parts(d) for d, n in enumerate(shape))
+
+    def block_number(self, dim: int, coordinates: Mapping[str, int]) -> int:
+        """Return which block along dimension `dim` the device at `coordinates` holds (missing axes count as 0)."""
+        number = 0
+        for axis in self.dim_axes(dim):
+            number = number * self.mesh.shape[axis] + coordinates.get(axis, 0)
+        return number
 
     def index(self, shape: Sequence[int], coordinates: Mapping[str, int]) -> tuple[slice, ...]:
         """Return the part of a global array of `shape` that the device at `coordinates` holds (missing axes count as 0)."""
-        local = self.shard_shape(shape)
-        out = []
-        for dim, extent in enumerate(local):
-            block = 0
-            for axis in self.dim_axes(dim):
-                block = block * self.mesh.shape[axis] + coordinates.get(axis, 0)
-            out.append(slice(block * extent, (block + 1) * extent))
-        return tuple(out)
+        self.padded_shard_shape(shape)
+        return tuple(
+            block_range(extent, self.parts(dim), self.block_number(dim, coordinates)) for dim, extent in enumerate(shape)
+        )
 
     def draw(self, shape: Sequence[int], **options: Any) -> Drawing:
         """Draw the blocks of a global array of `shape`, each with the devices that hold it, by `fc.draw.sharding`."""

@@ -76,7 +76,12 @@ def _is_on_mesh(value: Any) -> bool:
 def _global_value(arr: Array, name: str) -> np.ndarray:
     if arr.sharding.mesh.is_fully_addressable:
         return np.array(arr)
-    return transport_of(arr.sharding.mesh).gather_whole(arr.local, arr.shape, arr.sharding, (name, arr))
+    layout, transport = arr.layout, transport_of(arr.sharding.mesh)
+    if layout.is_even:
+        return transport.gather_whole(arr.local, arr.shape, arr.sharding, (name, arr))
+    block = layout.padded(arr.local, transport.device.allocate)
+    padded = transport.gather_whole(block, arr.sharding.padded_shape(arr.shape), arr.sharding, (name, arr))
+    return np.array(padded[tuple(map(slice, arr.shape))])
 
 
 def _joined(rows: np.ndarray) -> np.ndarray:

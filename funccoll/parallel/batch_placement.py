@@ -14,7 +14,7 @@ from ..arrays.array_like import to_numpy
 from ..arrays.value_hash import value_hash
 from ..collectives.functions import Axes
 from ..compiler.placement import device_put, from_local
-from ..core.mesh import Mesh
+from ..core.mesh import Mesh, Sharding
 from ..core.partition_spec import P, normalize_axes
 from ..core.pytree_paths import path_name
 from ..errors import EqualRowsWarning, ShapeError, ShardingError, TraceError, user_source, warn_at
@@ -28,6 +28,7 @@ class BatchPlacement:
 
     def __init__(self, mesh: Mesh, axis: Axes):
         self.mesh, self.spec, self.axes = mesh, P(axis), normalize_axes(axis)
+        self._sharding = Sharding(mesh, self.spec)
 
     def place(self, batch: Any) -> Any:
         """Return the batch with its arrays on the devices. Errors name the part that cannot be placed."""
@@ -99,8 +100,9 @@ class BatchPlacement:
         if not len(value):
             raise ShapeError(f"DataParallel.step: an array of shape {np.shape(value)} has no rows: each device needs some.")
         if self.mesh.is_fully_addressable:
-            return device_put(value, self.mesh, self.spec)
-        return from_local(value, self.mesh, self.spec)
+            self._sharding.check_even(np.shape(value), "DataParallel.step: an array")
+            return device_put(value, self._sharding)
+        return from_local(value, self._sharding)
 
 
 def _joint_hash(arrays: Sequence[np.ndarray], hash_of: Callable[[np.ndarray], int]) -> int:

@@ -172,6 +172,16 @@ def test_device_put(cupy):
     np.testing.assert_array_equal(np.asarray(copied), X)
 
 
+def test_blocks_of_several_sizes(cupy):
+    mesh, x = fc.make_mesh({"d": 2, "e": 2}), np.arange(6.0).reshape(3, 2)
+    given = fc.device_put(x, mesh, P("d"), device="cuda")
+    assert [type(block) for block in given.shards] == [cupy.ndarray] * 4 and [len(b) for b in given.shards] == [2, 2, 1, 1]
+    for arr in (given, fc.device_put(x, mesh, device="cuda")):  # without a collective, whose kernels are not here
+        moved = fc.redistribute(arr, P(("d", "e")))
+        assert [type(block) for block in moved.shards] == [cupy.ndarray] * 4 and [len(b) for b in moved.shards] == [1, 1, 1, 0]
+        np.testing.assert_array_equal(np.asarray(moved), x)
+
+
 def test_meshes_of_gpus():
     mesh = fc.make_mesh({"d": 2}, device="cuda")
     assert mesh.device_type == "cuda" and repr(mesh) == "Mesh({'d': 2}, 'cuda')"

@@ -26,7 +26,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("torch", "jax", "distributed", "tools"), ("__main__",),
     ),
     "core": (
-        ("c_extension", "array_order", "host_identity", "private_files", "public_names", "pytree_paths", "weak_values"),
+        ("c_extension", "array_order", "block_ranges", "host_identity", "private_files", "public_names", "pytree_paths",
+         "weak_values"),
         ("partition_spec", "pytree_differences"), ("keyword_errors", "mesh", "named_scopes"), ("types",), ("display",),
         ("machine_profile", "timeline"), ("ir",),
         ("interpreter",), ("dtype_promotion", "program_text", "traced_ranks"), ("program_difference",),
@@ -109,7 +110,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "compiler": (
         ("passes", "placement"), ("codegen",),
         ("arguments", "fast_paths", "choose_schedules", "debug_modes", "garbage_collection", "layout_rules", "report",
-         "resharding"),
+         "padded_blocks", "resharding"),
         ("dispatcher", "generate", "output_layouts", "signature"), ("stages",),
         ("function_on_mesh", "program_calls"), ("eager_execution",),
         ("jit", "compile_spmd", "redistribute"),

@@ -62,6 +62,14 @@ FEATURES = (
         "Any spec from any other, by proved collectives, on virtual devices and processes.",
     ),
     Feature(
+        "uneven-shards",
+        "Arrays whose dimensions the devices do not divide: 5 over 4 is 2, 2, 1, 0",
+        "programs",
+        LIMITED,
+        "They are put, made from blocks, read, redistributed, saved, drawn and differentiated. A jitted function takes them by "
+        "specs that split them evenly, or not at all.",
+    ),
+    Feature(
         "jit",
         "`jit`: pytree specs, `fc.AUTO`, static and donated arguments, caching, stages, fingerprints",
         "programs",

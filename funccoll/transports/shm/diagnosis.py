@@ -173,9 +173,8 @@ class Diagnosis:
                 current_source(),
                 passed,
                 (
-                    "All ranks pass arrays of one shape and dtype, and fc.from_local takes blocks of one shape "
-                    "from all: pad or "
-                    "drop a shorter last batch, or iterate over fc.uneven_batches."
+                    "All ranks pass arrays of one shape and dtype, and fc.from_local takes blocks of one shape from all, or "
+                    "the global shape as shape=: pad or drop a shorter last batch, or iterate over fc.uneven_batches."
                 ),
             )
         elif which == _SAME and (found := self._other_row(entered)):

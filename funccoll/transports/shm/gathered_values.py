@@ -34,7 +34,8 @@ def gather_identity(layout: ArrayLayout | None = None) -> str:
     """The identity of the collectives that gather an Array of a layout, or a value that is not an Array."""
     if layout is None:
         return "process_allgather"
-    return hashlib.sha256(f"process_allgather {layout.type} {layout.sharding.spec!r}".encode()).hexdigest()
+    shape = "" if layout.is_even else f" {layout.shape}"  # several are padded to one
+    return hashlib.sha256(f"process_allgather {layout.type} {layout.sharding.spec!r}{shape}".encode()).hexdigest()
 
 
 def gathers_of(

@@ -223,7 +223,7 @@ def test_errors_of_calls_on_arrays_end_at_the_users_line(monkeypatch):
         "view": lambda: np.array(bf, copy=False),
         "length": lambda: len(fc.asarray(1.0)),
         "block": lambda: a.local,
-        "device_put": lambda: fc.device_put(np.ones(7), MESH, P("data")),
+        "device_put": lambda: fc.device_put(np.ones(7), MESH, P("data", "model")),
         "no object": lambda: fc.asarray(object()),
         "from_local": lambda: fc.from_local([1, 2], MESH, P("data")),
         "words": lambda: fc.device_put(a, mash=MESH),

@@ -176,14 +176,28 @@ def test_sharding_of_many_devices():
     check_drawing(draw.sharding(fc.Sharding(mesh, P(("data", "model"))), (2048,)))
 
 
+def test_blocks_of_several_sizes_are_drawn_to_scale(mesh):
+    drawing = draw.sharding(fc.Sharding(mesh, P("data", "model")), (5, 7))
+    check_drawing(drawing)
+    panel = drawing.scene.panels[0]
+    (boxes,) = (m for m in panel.marks if isinstance(m, Boxes))
+    assert sorted({*zip(boxes.y0, boxes.y1, strict=True)}) == [(0, 1), (1, 2), (2, 2.5)]
+    assert sorted({*zip(boxes.x0, boxes.x1, strict=True)}) == [(0, 1), (1, 1.75)]
+    assert boxes.hover[-1] == "[4:5, 4:7]\non device 5" and len(boxes) == 6
+    assert [[text for _, text in axis.ticks] for axis in (panel.y, panel.x)] == [["0", "2", "4", "5"], ["0", "4", "7"]]
+    sizes = "The blocks of dimension 0 have the sizes 2, 2, 1, 0.", "The blocks of dimension 1 have the sizes 4, 3."
+    assert drawing.scene.notes == (*sizes, "The blocks of devices 6, 7 are empty.")
+    assert "blocks of at most [2, 4]" in drawing.scene.title
+
+
 def test_bad_shardings(mesh):
     for bad, words in (((8, -1), "sizes of a global array"), ("abc", "sizes of a global array"), (4, "sizes of a global")):
         with pytest.raises(DrawingError, match=words):
             draw.sharding(fc.Sharding(mesh, P("data")), bad)
     with pytest.raises(DrawingError, match=r"draws an fc\.Sharding"):
         draw.sharding(P("data"), (8,))  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ShardingError, match="Pad it to 8"):
-        draw.sharding(fc.Sharding(mesh, P("data")), (7,))
+    with pytest.raises(ShardingError, match="Drop the entries"):
+        draw.sharding(fc.Sharding(mesh, P("data", "model")), (7,))
 
 
 # ---------------------------------------------------------------- timelines
