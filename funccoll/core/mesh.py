@@ -351,6 +351,8 @@ def abstract_mesh(axes: Mapping[str, int], *, hosts: int | Sequence[int] = ()) -
 class Sharding:
     """The distribution of an array over a mesh: a mesh and a spec.
 
+    n rows over p devices are blocks of ceil(n / p) rows. If p does not divide n, the last blocks are smaller, or empty.
+
     Args:
         mesh: The mesh.
         spec: A `P` that says which axes split which dimensions.

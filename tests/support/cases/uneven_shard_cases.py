@@ -39,13 +39,19 @@ def moves(axes: dict[str, int], seed: int, count: int) -> None:
 
 
 def told(way: str) -> tuple[str, str]:
-    """Blocks that contradict the rule or each other: what is said of them."""
-    mesh, rank = fc.make_mesh({"d": fc.world_size()}), fc.rank()
-    last = rank == mesh.size - 1
-    shape = None if way == "without" else (2 * mesh.size - (rank > 0),)  # each fits its rank
+    """Blocks that contradict each other, and fit each rank: what is said of them."""
+    mesh, rank = fc.make_mesh({"a": fc.world_size() // 2, "b": 2}), fc.rank()
+    last, every = rank == mesh.size - 1, P(("a", "b"))
+    shape = None if way == "without" else (2 * mesh.size - (rank > 0),)
     try:
-        x = fc.from_local(np.ones(2 - last), mesh, P("d"), shape=shape)
-        fc.process_allgather(x) if way == "gathered" else fc.redistribute(x, P())
+        x = fc.from_local(np.ones(2 - last), mesh, every, shape=shape)
+        match way:
+            case "gathered":
+                fc.process_allgather(x)
+            case "permuted":  # by one program, for blocks of one size
+                fc.redistribute(x, P(("b", "a")))
+            case _:
+                fc.redistribute(x, P())
     except fc.FunccollError as error:
         return type(error).__name__, str(error)
     return "", ""
@@ -75,7 +81,7 @@ def gradients(axes: dict[str, int]) -> None:
     split = fc.device_put(x, mesh, P(first))
 
     def loss(v):
-        return total(fc.redistribute(v, P(None, first)), fc.redistribute(v, P()))
+        return total(v, fc.redistribute(fc.redistribute(v, P(None, first)), P()))
 
     value, gradient = fc.value_and_grad(loss)(split)
     assert gradient.sharding == split.sharding and np.asarray(value) == np.sum(x**4)
