@@ -16,6 +16,7 @@ from .debug_modes import MODES
 from .passes.buffers import plan_buffers
 from .passes.drop_barriers import drop_barriers
 from .passes.fuse import fuse
+from .passes.fuse_loops import fuse_loops
 from .passes.group_collectives import group_collectives
 from .passes.operand_views import operand_views
 from .passes.rewrite import at_all_depths
@@ -35,7 +36,9 @@ def checks_passes() -> bool:
 def in_execution_order(program: Program, fused: bool) -> Program:
     """Return a program as it runs: its collectives are grouped, and its compute, too, if it is `fused`."""
     ordered = at_all_depths(lambda p: drop_barriers(group_collectives(snapshots(p))))(program)
-    return at_all_depths(lambda p: operand_views(fuse(p)))(ordered) if fused else ordered
+    if not fused:
+        return ordered
+    return at_all_depths(lambda p: operand_views(fuse(p)))(at_all_depths(fuse_loops)(ordered))
 
 
 def generate(

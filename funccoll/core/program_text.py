@@ -22,9 +22,17 @@ def parameter_texts(eqn: Equation) -> dict[str, str]:
     """Return the parameters of an equation as text, by name, without the programs below it."""
     if eqn.primitive.name == "fused":  # its body says all
         return {}
-    bodies = eqn.bodies
-    shown = {k: v for k, v in eqn.params.items() if not (bodies and (k in bodies or k == "branches"))}
+    bodies = _programs(eqn)
+    derived = ("loop", "aliases") if eqn.primitive.name == "fused_scan" else ()
+    shown = {k: v for k, v in eqn.params.items() if not (bodies and (k in bodies or k == "branches")) and k not in derived}
     return {k: _param(v) for k, v in sorted(shown.items())}
+
+
+def _programs(eqn: Equation) -> dict[str, Program]:
+    """Return the programs that stand below an equation, by their titles."""
+    if eqn.primitive.name == "fused":
+        return {"kernel": eqn.params["body"]}
+    return {"body": eqn.params["body"]} if eqn.primitive.name == "fused_scan" else eqn.bodies
 
 
 def variable_names(program: Program) -> dict[Var, str]:
@@ -53,8 +61,7 @@ def _lines(program: Program, head: str, sources: bool) -> list[str]:
         if sources and eqn.source is not None:
             line = f"{line:<64}  # {eqn.source}"
         lines.append(line)
-        bodies = {"kernel": eqn.params["body"]} if eqn.primitive.name == "fused" else eqn.bodies
-        for name, body in bodies.items():
+        for name, body in _programs(eqn).items():
             lines += [f"        {line}" for line in _lines(body, f"{name}: {{ lambda ", sources)]
     outs = ", ".join(map(used, program.outputs)) + ("," if len(program.outputs) == 1 else "")
     return [*lines, f"  in ({outs}) }}"]

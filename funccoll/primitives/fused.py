@@ -1,6 +1,7 @@
-"""The primitive of a group of elementwise operations and reductions, which one kernel computes.
+"""The primitives of what one kernel computes: a group of elementwise operations and reductions, and a loop.
 
-The compiler's pass `fuse` makes such equations, just before it plans memory. So users see them only if they ask for them.
+The compiler's passes `fuse` and `fuse_loops` make such equations, just before memory is planned. So users see them only if they
+ask for them.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from typing import Any
 
 from ..core.ir import Atom, Literal, Primitive, Program, Var
 from ..core.types import ArrayType
+from .control_flow import scan_p
 
-__all__ = ["fused_p"]
+__all__ = ["KERNELS", "fused_p", "fused_scan_p"]
 
 
 def _infer(*operands: ArrayType, body: Program, **params: Any) -> list[ArrayType]:
@@ -32,3 +34,19 @@ def _reference(*operands: Any, body: Program, out: Any = (), **params: Any) -> l
 # Parameters: `body`, the equations; `group`, the same for kernels; `aliases`, pairs (output, operand): the output may be
 # written to the operand's memory.
 fused_p = Primitive("fused", _infer, _reference, multiple=True)
+
+
+def _infer_scan(*operands: ArrayType, body: Program, carry: int, length: int, **params: Any) -> list[ArrayType]:
+    types = [a.type for a in body.outputs]
+    return [*(t.vary(()) for t in types[:carry]), *(ArrayType((length, *t.shape), t.dtype) for t in types[carry:])]
+
+
+def _reference_scan(*operands: Any, loop: Any, aliases: Any, out: Any = (), **params: Any) -> list[Any]:
+    return scan_p.reference(*operands, **params)
+
+
+# Parameters: those of a scan, with groups in its body; `loop`, the same for kernels; `aliases`, as above.
+fused_scan_p = Primitive("fused_scan", _infer_scan, _reference_scan, multiple=True)
+
+KERNELS = frozenset({fused_p, fused_scan_p})
+"""Equations that kernels compute. They read and write arrays in C order."""

@@ -36,9 +36,9 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("batch_rules", "tangent_rules"), ("operand_rules", "shaping"), ("elementwise", "indexing", "reductions", "varying"),
         (
             "piece_sums", "linalg", "linear_systems", "fourier", "special", "randomness", "combining", "convolution",
-            "fused", "higher_order", "optimizers", "control_flow", "sorting", "accumulations", "shard_map_call", "debugging",
+            "higher_order", "optimizers", "control_flow", "sorting", "accumulations", "shard_map_call", "debugging",
         ),
-        ("pooling", "decompositions"), ("least_squares",),
+        ("fused", "pooling", "decompositions"), ("least_squares",),
     ),
     "ops": (
         ("registry",), ("elementwise",), ("decompositions", "fourier", "linalg", "indexing", "reductions", "shaping"),
@@ -86,8 +86,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("cuda", "cuda_compute"),
     ),
     "kernels.native": (
-        ("group", "ir_text", "machine_code"), ("elementary", "fast_call"), ("powers", "quotients"), ("angles",),
-        ("operations",), ("group_kernel",),
+        ("counted_loops", "group", "ir_text", "machine_code"), ("elementary", "fast_call", "products", "strided_copies"),
+        ("powers", "quotients", "loop"), ("angles",), ("operations",), ("group_kernel",), ("loop_kernel",),
         ("compiled_groups",),
     ),
     "arrays": (("array_layout", "array_operators", "shared_mapping", "value_hash"), ("array",), ("array_like",)),
@@ -108,7 +108,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("across_hosts", "membership"), ("job_context",), ("launch", "process_allgather", "process_group"),
     ),
     "compiler": (
-        ("passes", "placement"), ("codegen",),
+        ("loop_views",), ("loop_plan",), ("loop_calls",), ("passes", "placement"), ("codegen",),
         ("arguments", "fast_paths", "choose_schedules", "debug_modes", "garbage_collection", "layout_rules", "report",
          "padded_blocks", "resharding"),
         ("dispatcher", "generate", "output_layouts", "signature"), ("stages",),
@@ -119,7 +119,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "compiler.passes": (
         ("rewrite",), ("snapshots",), ("inline",), ("dead_code",), ("simplify",), ("common_subexpressions",), ("algebra",),
         ("combine_collectives",), ("choose_algorithms",), ("group_collectives",), ("drop_barriers",), ("group_drafts",),
-        ("rematerialize",), ("fuse",), ("operand_views",), ("buffers",),
+        ("rematerialize",), ("fuse",), ("fuse_loops",), ("operand_views",), ("buffers",),
     ),
     "compiler.codegen": (
         ("bad_index", "fused_calls", "loop_code", "non_finite", "recorded_program", "transposed_products"), ("segments",),

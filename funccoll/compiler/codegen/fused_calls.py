@@ -10,16 +10,23 @@ import numpy as np
 from ...core.ir import Atom, Equation, Program, Var
 from ...kernels.native.compiled_groups import call_copies, functions, kernel_of
 from ...kernels.native.group import FusedGroup
-from ...primitives.fused import fused_p
+from ...kernels.native.loop import FusedLoop
+from ...kernels.native.loop_kernel import iterations_of_call
+from ...primitives.fused import KERNELS, fused_p
 from ..passes.buffers import Buffers
 
-__all__ = ["fused_call", "fused_functions"]
+__all__ = ["described", "fused_call", "fused_functions"]
 
 
-def fused_functions(program: Program) -> Mapping[FusedGroup, Callable[..., bool]]:
-    """Return the functions of a program's groups, in one module of machine code."""
-    groups = dict.fromkeys(eqn.params["group"] for eqn in program.equations if eqn.primitive is fused_p)
-    return functions([*groups]) if groups else {}
+def described(eqn: Equation) -> FusedGroup | FusedLoop:
+    """Return the group or loop of a fused equation."""
+    return eqn.params["group" if eqn.primitive is fused_p else "loop"]
+
+
+def fused_functions(program: Program) -> Mapping[FusedGroup | FusedLoop, Callable[..., bool]]:
+    """Return the functions of a program's groups and loops, in one module of machine code."""
+    found = dict.fromkeys(described(eqn) for eqn in program.equations if eqn.primitive in KERNELS)
+    return functions([*found]) if found else {}
 
 
 def fused_call(
@@ -53,8 +60,13 @@ def fused_call(
         results.append(name(v))
         parts.append(f"{name(v)} = {made}")
     given = [_array(a, text, new) for a, text in zip(eqn.inputs, operands, strict=True)]
-    work = kernel_of(eqn.params["group"]).workspace_bytes
+    what = described(eqn)
+    work = kernel_of(what).workspace_bytes
     arrays = ", ".join([*given, *results])
+    if isinstance(what, FusedLoop):
+        run, call = new(run_loop, "f"), new(function, "k")
+        parts.append(f"{run}({call}, ({arrays},), {len(results)}, {work}, {what.length}, {iterations_of_call(what)})")
+        return "; ".join(parts)
     if work:
         parts.append(f"work = {new(np.empty, 'f')}({work}, {new(_BYTE, 't')})")
         arrays += ", work"
@@ -63,6 +75,18 @@ def fused_call(
     if work:
         parts.append("del work")
     return "; ".join(parts)
+
+
+def run_loop(function: Callable[..., bool], arrays: tuple[Any, ...], results: int, work: int, length: int, count: int) -> None:
+    """Run a loop by calls of `count` iterations, between which Python handles signals."""
+    memory = np.empty(work // 8, np.int64)
+    for first in range(0, length, count):
+        memory[0], memory[1] = first, min(first + count, length)
+        if not function(*arrays, memory):
+            operands = len(arrays) - results
+            arrays = (*(np.require(x, requirements=("C", "A")) for x in arrays[:operands]), *arrays[operands:])
+            if not function(*arrays, memory):
+                raise AssertionError("contiguous arrays are refused")
 
 
 _BYTE = np.dtype(np.uint8)

@@ -16,11 +16,11 @@ from ...core.types import is_inexact
 from ...errors import Source
 from ...platforms.device import Copies, Device
 from ...primitives.debugging import DevicePlace, snapshot_p
-from ...primitives.fused import fused_p
+from ...primitives.fused import KERNELS
 from ...primitives.varying import axis_index_p, own_slice_p, pvary_p
 from ..passes.buffers import Buffers
 from .bad_index import SegmentOperands
-from .fused_calls import fused_call, fused_functions
+from .fused_calls import described, fused_call, fused_functions
 from .non_finite import Given, NonFinite, operation_check
 from .recorded_program import Part, SegmentParts
 from .transposed_products import by_transpose, is_faster_by_transpose
@@ -138,8 +138,8 @@ class SegmentBuilder:
 
         for eqn in equations:
             operands = [use(a, eqn) for a in eqn.inputs]
-            if eqn.primitive is fused_p:
-                function = self.kernels[eqn.params["group"]]
+            if eqn.primitive in KERNELS:
+                function = self.kernels[described(eqn)]
                 allocate = self.device.allocate
                 lines.append(fused_call(eqn, function, operands, self.name, self.names.of, allocate, self.buffers))
                 continue
@@ -170,7 +170,7 @@ class SegmentBuilder:
             sources[made["marked"].__code__], known[made["marked"].__code__] = found, segment
             return made["marked"]
 
-        counts = [len(eqn.params["body"].equations) if eqn.primitive is fused_p else 1 for eqn in equations]
+        counts = [len(eqn.params["body"].equations) if eqn.primitive in KERNELS else 1 for eqn in equations]
         self.parts.append((namespace, function, SegmentParts(found, counts, marked)))
         self.steps.append(([self.call_segment(function, arguments, returned, len(results), count)], reads))
 

@@ -22,7 +22,7 @@ from ...core.ir import Equation, Literal, Program, Var
 from ...core.types import bfloat16
 from ...primitives.control_flow import cond_p, scan_p
 from ...primitives.elementwise import convert_p, where_p
-from ...primitives.fused import fused_p
+from ...primitives.fused import KERNELS
 from ...primitives.higher_order import optimization_barrier_p
 from ...primitives.linalg import matmul_p
 from ...primitives.optimizers import optimizer_step_p
@@ -185,7 +185,7 @@ def _reuse(program: Program, memory: _Storage, last_use: Mapping[Var, int]) -> d
             out, atom = eqn.outputs[n], eqn.inputs[k]
             if out in reuse or atom in taken:
                 continue
-            if eqn.primitive is fused_p and atom in strided:  # kernels read and write C order
+            if eqn.primitive in KERNELS and atom in strided:  # kernels read and write C order
                 continue
             # Views are not written to: a view may be a part of its memory, or its elements may overlap (broadcast_to).
             if isinstance(atom, Literal) or atom not in private or atom in views or not out.type.shape:
@@ -206,7 +206,7 @@ def _reuse(program: Program, memory: _Storage, last_use: Mapping[Var, int]) -> d
 
 def _may_take(eqn: Equation) -> Sequence[tuple[int, int]]:
     """Return pairs of a result and an operand whose memory the result may take."""
-    if eqn.primitive is fused_p:
+    if eqn.primitive in KERNELS:
         return eqn.params["aliases"]
     if eqn.primitive.in_place:
         return [(k, k) for k in range(len(eqn.outputs))]
@@ -270,9 +270,9 @@ def _work_in_place(
             out, atom = eqn.outputs[n], eqn.inputs[k]
             if type(atom) is not Var or atom not in owners or atom in written or out in reuse:
                 continue
-            if eqn.primitive is fused_p and (k in map(reuse.get, eqn.outputs) or not _same_form(out, atom)):
+            if eqn.primitive in KERNELS and (k in map(reuse.get, eqn.outputs) or not _same_form(out, atom)):
                 continue
-            if eqn.primitive is fused_p and atom in strided:
+            if eqn.primitive in KERNELS and atom in strided:
                 continue
             members = storage[atom]
             # All that shares the memory was made from this owner, is dead, and its readers have run: no other operand reads it.
@@ -293,7 +293,7 @@ def _same_form(out: Var, operand: Var) -> bool:
 
 
 def _works_in_place(eqn: Equation) -> bool:
-    return eqn.primitive.in_place or eqn.primitive is fused_p
+    return eqn.primitive.in_place or eqn.primitive in KERNELS
 
 
 def _may_be_written(eqn: Equation, result: Var) -> bool:
@@ -333,7 +333,7 @@ def _strided(program: Program, published: frozenset[Var]) -> frozenset[Var]:
     """
     found: set[Var] = set()
     for eqn in program.equations:
-        if eqn.primitive.communicates or eqn.primitive.kind == "control" or eqn.primitive is fused_p:
+        if eqn.primitive.communicates or eqn.primitive.kind == "control" or eqn.primitive in KERNELS:
             continue
         keeps = eqn.primitive.ufunc is not None or eqn.primitive in _KEEP_ORDER
         if not keeps:
@@ -360,7 +360,7 @@ def _can_write(eqn: Equation) -> bool:
     """True if NumPy can compute an equation's output into given memory (`out=`)."""
     out = eqn.outputs[0].type
     plain = eqn.primitive is matmul_p and out.dtype != bfloat16
-    return len(out.shape) > 0 and (plain or eqn.primitive.ufunc is not None or eqn.primitive is fused_p)
+    return len(out.shape) > 0 and (plain or eqn.primitive.ufunc is not None or eqn.primitive in KERNELS)
 
 
 def _join(storage: dict[Var, set[Var]], a: Var, b: Var) -> None:

@@ -6,7 +6,7 @@ from ...core.ir import Equation, Program, Var
 from ...primitives.control_flow import scan_p
 from ...primitives.higher_order import optimization_barrier_p
 
-__all__ = ["dead_code"]
+__all__ = ["dead_code", "prune_scan"]
 
 
 def dead_code(program: Program) -> Program:
@@ -18,7 +18,7 @@ def dead_code(program: Program) -> Program:
         if not any(wanted) and not eqn.has_effects:
             continue
         if eqn.primitive is scan_p:
-            eqn = _prune_scan(eqn, wanted)
+            eqn = prune_scan(eqn, wanted)
         elif not all(wanted) and (eqn.primitive.kind == "collective" or eqn.primitive is optimization_barrier_p):
             operands = zip(eqn.inputs, wanted, strict=False)  # one for each output, before a barrier's tokens
             eqn = eqn.replace(
@@ -31,7 +31,7 @@ def dead_code(program: Program) -> Program:
     return program.replace(equations=tuple(reversed(kept)), constants=constants)
 
 
-def _prune_scan(eqn: Equation, wanted: list[bool]) -> Equation:
+def prune_scan(eqn: Equation, wanted: list[bool]) -> Equation:
     """Return the scan without the results that are not wanted, and without the carries and operands that only these need."""
     body: Program = eqn.params["body"]
     consts, carry = eqn.params["consts"], eqn.params["carry"]

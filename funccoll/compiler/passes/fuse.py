@@ -38,8 +38,11 @@ _LARGE = 4096
 """Elements of an operand that is worth reading once instead of twice."""
 
 
-def fuse(program: Program) -> Program:
-    """Return the program with groups in place of their equations. Bodies of control flow are left alone."""
+def fuse(program: Program, everything: bool = False) -> Program:
+    """Return the program with groups in place of their equations. Bodies of control flow are left alone.
+
+    With `everything`, groups that save little become kernels, too.
+    """
     if FUSE.read() == "0":
         return program
     read_later = {a for a in program.outputs if type(a) is Var}
@@ -52,17 +55,17 @@ def fuse(program: Program) -> Program:
     after: list[Equation] = []
     plans: dict[Equation, GroupPlan] = {}
     for interval in reversed(intervals):
-        fused = _fuse_interval(program, interval, read_later, plans)
+        fused = _fuse_interval(program, interval, read_later, plans, everything)
         read_later.update(a for eqn in interval for a in eqn.inputs if type(a) is Var)
         after[:0] = fused
     if not plans:
         return program
     after = [with_aliases(eqn) if eqn.primitive is fused_p else eqn for eqn in rematerialize(program, after, plans)]
-    return program.replace(equations=tuple(after), before_fusion=program)
+    return program.replace(equations=tuple(after), before_fusion=program.unfused())
 
 
 def _fuse_interval(
-    program: Program, equations: Sequence[Equation], read_later: set[Var], plans: dict[Equation, GroupPlan]
+    program: Program, equations: Sequence[Equation], read_later: set[Var], plans: dict[Equation, GroupPlan], everything: bool
 ) -> Sequence[Equation]:
     """Fuse what lies between two borders. `read_later`: the variables that are read behind it. `plans` gets the groups.
 
@@ -79,7 +82,7 @@ def _fuse_interval(
     ordered: list[Equation] = []
     for varying in sorted(alike, key=lambda v: (len(v), sorted(v))):  # as code generation orders them
         elsewhere = {a for v, own in alike.items() if v != varying for e in own for a in e.inputs if type(a) is Var}
-        ordered += _Fusion(program, alike[varying], read_later | elsewhere | shown, plans).result()
+        ordered += _Fusion(program, alike[varying], read_later | elsewhere | shown, plans, everything).result()
     if not any(eqn.primitive is fused_p for eqn in ordered):
         return equations
     return _with_reports(ordered, reports)
@@ -102,8 +105,16 @@ def _with_reports(equations: Sequence[Equation], reports: Sequence[Equation]) ->
 class _Fusion:
     """The fusion of equations that vary alike."""
 
-    def __init__(self, program: Program, equations: list[Equation], read_outside: set[Var], plans: dict[Equation, GroupPlan]):
+    def __init__(
+        self,
+        program: Program,
+        equations: list[Equation],
+        read_outside: set[Var],
+        plans: dict[Equation, GroupPlan],
+        everything: bool,
+    ):
         self.program, self.equations, self.read_outside, self.plans = program, equations, read_outside, plans
+        self.everything = everything
         self.maker = {v: i for i, eqn in enumerate(equations) for v in eqn.outputs}
         self.readers: dict[Var, list[int]] = {}
         for i, eqn in enumerate(equations):
@@ -200,7 +211,8 @@ class _Fusion:
         chosen = [i for i in draft.members if equations[i].primitive not in VIEWS]
         elements = max((a.type.size for i in chosen for a in (*equations[i].inputs, *equations[i].outputs)), default=0)
         saved = (len(chosen) - 1) * (_SAVED_BY_CALL + _SAVED_BY_ELEMENT * elements)
-        if saved < _LEAST_SAVED and not any(equations[i].primitive.name in FUNCTIONS for i in chosen):
+        least = 0 if self.everything else _LEAST_SAVED
+        if saved < least and not any(equations[i].primitive.name in FUNCTIONS for i in chosen):
             return None
         outside = members.difference(chosen)
         for i in sorted(outside, reverse=True):  # the views that something outside reads

@@ -1,4 +1,4 @@
-"""Groups as functions that Python calls: one module of machine code for all groups of a program."""
+"""Groups and loops as functions that Python calls: one module of machine code for all those of a program."""
 
 from __future__ import annotations
 
@@ -9,32 +9,34 @@ from typing import Any
 
 import numpy as np
 
+from . import machine_code
 from .fast_call import functions_of, module_of
 from .group import FusedGroup, GroupKernel
-from .group_kernel import group_kernel
+from .group_kernel import kernel_of_group
+from .loop import FusedLoop
+from .loop_kernel import loop_kernel
 
 __all__ = ["call_copies", "functions", "kernel_of"]
 
 
 @functools.lru_cache(maxsize=256)
-def kernel_of(group: FusedGroup) -> GroupKernel:
-    """Return the kernel of a group."""
-    return group_kernel(_name(group), group)
+def kernel_of(group: FusedGroup | FusedLoop) -> GroupKernel:
+    """Return the kernel of a group, or of a loop for this processor."""
+    if isinstance(group, FusedGroup):
+        return kernel_of_group(group)
+    name = f"loop_{hashlib.sha256(repr(group).encode()).hexdigest()[:16]}"
+    return loop_kernel(name, group, machine_code.processor_level() or machine_code.LEVELS[0])
 
 
-def _name(group: FusedGroup) -> str:
-    return f"group_{hashlib.sha256(repr(group).encode()).hexdigest()[:16]}"
-
-
-def functions(groups: Sequence[FusedGroup]) -> dict[FusedGroup, Callable[..., bool]]:
-    """Return a function for each group. Machine code is made now, or was made by an earlier process.
+def functions(groups: Sequence[FusedGroup | FusedLoop]) -> dict[FusedGroup | FusedLoop, Callable[..., bool]]:
+    """Return a function for each group or loop. Machine code is made now, or was made by an earlier process.
 
     It takes the arrays of the operands, those of the results, and an array of `workspace_bytes` if that is not 0. It returns
     True, or False if an array is not contiguous and aligned; then nothing is written.
     """
-    kernels = {_name(group): kernel_of(group) for group in groups}
-    found = functions_of([*kernels], module_of([*kernels.values()]))
-    return {group: found[_name(group)] for group in groups}
+    kernels = {group: kernel_of(group) for group in groups}
+    found = functions_of([k.name for k in kernels.values()], module_of([*kernels.values()]))
+    return {group: found[kernel.name] for group, kernel in kernels.items()}
 
 
 def call_copies(function: Callable[..., bool], arrays: Sequence[Any], results: int, workspace: int) -> None:

@@ -89,8 +89,9 @@ def module_of(kernels: Sequence[GroupKernel]) -> str:
     shared: dict[str, str] = {}
     for kernel in kernels:
         shared.update(kernel.declarations)
+        shared[kernel.name] = kernel.definition  # perhaps it is a part of a loop, too
     parts = [_API.rstrip("\n"), "@_Py_TrueStruct = external global i8", "@_Py_FalseStruct = external global i8"]
-    return "\n".join([*parts, *shared.values(), *(k.definition + "\n" + _group_call(k) for k in kernels)]) + "\n"
+    return "\n".join([*parts, *shared.values(), *map(_group_call, kernels)]) + "\n"
 
 
 def _group_call(kernel: GroupKernel) -> str:

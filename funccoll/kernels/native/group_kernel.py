@@ -22,6 +22,8 @@ that of one row in a vector.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +32,7 @@ from .group import FusedGroup, GroupKernel, GroupNumber, GroupStep
 from .ir_text import COMPUTED, LANES, KernelText, Value, bytes_of, stored_kind
 from .operations import OPERATIONS, converted
 
-__all__ = ["BLOCK_ROWS", "BLOCK_VECTORS", "fits", "group_kernel", "rows_of"]
+__all__ = ["BLOCK_ROWS", "BLOCK_VECTORS", "fits", "group_kernel", "kernel_of_group", "rows_of"]
 
 BLOCK_VECTORS, BLOCK_ROWS = 16, 128
 """The vectors of a row, or the rows, whose sums in float32 are added to those in float64 together.
@@ -942,6 +944,12 @@ def _only(step: GroupStep) -> int:
     (x,) = step.operands
     assert isinstance(x, int)
     return x
+
+
+@functools.lru_cache(maxsize=256)
+def kernel_of_group(group: FusedGroup) -> GroupKernel:
+    """Return the kernel of a group. Its name is a hash of the group."""
+    return group_kernel(f"group_{hashlib.sha256(repr(group).encode()).hexdigest()[:16]}", group)
 
 
 def group_kernel(name: str, group: FusedGroup) -> GroupKernel:

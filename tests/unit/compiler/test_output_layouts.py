@@ -206,7 +206,7 @@ def test_each_primitive_has_a_rule_or_refuses():
     groups = ("linalg.", "conv", "window_", "random_")
     assert {name for name in _PRIMITIVES if name.startswith("linalg.")} <= without
     left = {name for name in without if not name.startswith(groups) and "." not in name}
-    assert left <= {"axis_index", "barrier", "debug_report", "fused", "shard_map_call", "pure_callback"} | {
+    assert left <= {"axis_index", "barrier", "debug_report", "fused", "fused_scan", "shard_map_call", "pure_callback"} | {
         p.name for p in USERS_PRIMITIVES
     }
 

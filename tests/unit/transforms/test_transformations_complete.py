@@ -78,7 +78,7 @@ def ours() -> dict[str, Primitive]:
     modules = {name: p.infer.__module__ for name, p in _PRIMITIVES.items()}
     theirs = "funccoll.transforms.custom_primitives"
     defined = {name for name, m in modules.items() if m.startswith("funccoll.") and m != theirs}
-    made_by_compiler = {"fused"}
+    made_by_compiler = {"fused", "fused_scan"}
     return {
         name: p for name, p in _PRIMITIVES.items() if (name in defined or p.ufunc is not None) and name not in made_by_compiler
     }
