@@ -82,7 +82,13 @@ DEBUG = Variable(
     "raises",
 )
 CHECK = Variable("CHECK", "", "1: programs are type-checked after every pass of the compiler")
-FUSE = Variable("FUSE", "1", "0: NumPy computes compiled programs one operation at a time, without fused kernels; on all ranks")
+ON_GPUS = "gpu"
+FUSE = Variable(
+    "FUSE",
+    "1",
+    f"0: NumPy computes compiled programs one operation at a time, without fused kernels; {ON_GPUS}: GPUs have them, too; set "
+    "it alike on all ranks",
+)
 TRACEBACK = Variable("TRACEBACK", "", "full: tracebacks keep the frames of funccoll and of what it calls")
 NATIVE = Variable("NATIVE", "1", "0: calls do not use the C extension, and are one and a half to three times as slow")
 SHOW_COMPILING = Variable(

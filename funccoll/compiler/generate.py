@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..config import CHECK
+from ..config import CHECK, FUSE, ON_GPUS
 from ..core.ir import Atom, Equation, Program
 from ..core.mesh import Mesh
 from ..job.job_context import transport_of
@@ -33,11 +33,13 @@ def checks_passes() -> bool:
     return CHECK.read() == "1"
 
 
-def in_execution_order(program: Program, fused: bool) -> Program:
+def in_execution_order(program: Program, fused: bool, for_gpu: bool = False) -> Program:
     """Return a program as it runs: its collectives are grouped, and its compute, too, if it is `fused`."""
     ordered = at_all_depths(lambda p: drop_barriers(group_collectives(snapshots(p))))(program)
     if not fused:
         return ordered
+    if for_gpu:
+        return at_all_depths(lambda p: fuse(p, for_gpu=True))(ordered)
     return at_all_depths(lambda p: operand_views(fuse(p)))(at_all_depths(fuse_loops)(ordered))
 
 
@@ -57,7 +59,8 @@ def generate(
     transport, virtual = transport_of(mesh), mesh.is_fully_addressable
     on_cpu = mesh.device_type == "cpu"
     search = MODES.non_finite if on_cpu else None
-    ordered = in_execution_order(program, fused=on_cpu and search is None)  # the search names single operations
+    fused = search is None if on_cpu else FUSE.read() == ON_GPUS  # the search names single operations
+    ordered = in_execution_order(program, fused, for_gpu=not on_cpu)
     if checks_passes():
         ordered.check()
     of_results = {eqn.outputs or eqn: schedule for eqn, schedule in schedules.items()}  # operands may have changed by now

@@ -102,7 +102,7 @@ def _software() -> Iterator[Check]:
 def _compute(section: str) -> Check:
     """Say whether compiled programs compute in fused kernels, and how to have them."""
     name, mode = "compute", machine_code.compute_mode()
-    if mode == "fused kernels":
+    if mode.startswith("fused kernels"):
         return Check(section, name, f"{mode} by {machine_code.compiler()} for {machine_code.processor_level()}")
     value = f"{mode}: a pass over memory for each operation"
     if config.FUSE in mode:

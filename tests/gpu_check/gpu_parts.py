@@ -48,6 +48,7 @@ PARTS: dict[str, Part] = {
         Trial("tensors of torch", "gpu_interop:with_torch", (), 45),
         Trial("NCCL with one rank", "gpu_jobs:nccl", (1,), 30),
         Trial("small all_reduces", "gpu_speed:small", (), 50),
+        Trial("fused groups", "gpu_fusion:first", (), 35),
     )),
     "machine": Part("each thing that is needed of CUDA, on its own", (
         Trial("a kernel of Numba's", "gpu_machine:smallest_kernel", (False, False), 90),
@@ -78,6 +79,14 @@ PARTS: dict[str, Part] = {
         Trial("wrong indices", "gpu_programs:indices", (), 120),
         Trial("Arrays", "gpu_programs:arrays", (), 120),
         Trial("Arrays, 2 processes", "gpu_programs:job_arrays", (), 120),
+    ), SHARES + 1),
+    "fusion": Part("fused groups: each operation and random ones have the bits of CPU kernels; functions and loops with them", (
+        *(Trial(f"operations, share {k + 1} of {LOOP_SHARES}", "gpu_fusion:operations", (k, LOOP_SHARES), 120)
+          for k in range(LOOP_SHARES)),
+        *(Trial(f"functions, share {k + 1} of {SHARES}", "gpu_fusion:with_groups", ("gpu_compute:compare", k, SHARES))
+          for k in range(SHARES)),
+        *(Trial(f"loops, {k + 1} of {LOOP_SHARES}", "gpu_fusion:with_groups", ("gpu_programs:control", k, LOOP_SHARES), 240)
+          for k in range(LOOP_SHARES)),
     ), SHARES + 1),
     "graphs": Part("graphs that make room for others", (Trial("limits", "gpu_programs:graphs", (), 60),)),
     "processes": Part("several processes on one GPU over CUDA IPC: correct, and in turns", (

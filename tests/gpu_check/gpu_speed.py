@@ -118,7 +118,7 @@ def _chain(count: int, nbytes: int) -> tuple[Any, Any]:
     return jitted, x
 
 
-def _replay(jitted: Any, *arguments: Any) -> Any:
+def replay_of(jitted: Any, *arguments: Any) -> Any:
     """A function that replays the graph alone; the whole call where there is none."""
     program = recording(jitted)
     if program is None or not program.is_captured:
@@ -136,7 +136,7 @@ def small(most: int = 100) -> None:
     device()
     nbytes = 4096
     graphs = {count: _chain(count, nbytes) for count in (2, most)}
-    times = {count: gpu_seconds(_replay(*graph), 3) for count, graph in graphs.items()}
+    times = {count: gpu_seconds(replay_of(*graph), 3) for count, graph in graphs.items()}
     slopes = [(b - a) / (most - 2) for a, b in zip(*times.values(), strict=True)]
     data = {} if rehearses() else {"fused": extremes(_fused(most, nbytes))}
     beside_it = f"; a fused kernel of CuPy's {1e6 * data['fused']['median']:.1f} µs" if data else ""
@@ -197,7 +197,7 @@ def slots() -> None:
         x, y = (fc.device_put(np.random.default_rng(i).random(nbytes // 4, np.float32), mesh) for i in range(2))
         for _ in range(3):
             step(x, y)
-        call, replay = gpu_seconds(lambda: step(x, y), 10), gpu_seconds(_replay(step, x, y), 10)
+        call, replay = gpu_seconds(lambda: step(x, y), 10), gpu_seconds(replay_of(step, x, y), 10)
         copies = copy_seconds(nbytes)
         cost = statistics.median(call) - statistics.median(replay)
         found(

@@ -246,7 +246,7 @@ def test_the_command_ends_well_without_a_gpu(tmp_path):
 
 
 def test_the_table_of_parts():
-    names = "first machine kernels compute programs graphs processes nccl digits interop torch memcheck speed"
+    names = "first machine kernels compute programs fusion graphs processes nccl digits interop torch memcheck speed"
     assert [*PARTS] == names.split()
     for part in (FACTS, *PARTS.values()):
         assert len({one.name for one in part.trials}) == len(part.trials)

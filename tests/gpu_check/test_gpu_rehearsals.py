@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
 import json
 import re
 import sys
@@ -22,10 +23,20 @@ from funccoll.platforms.host_device import HostDevice
 from funccoll.transports.cuda import virtual_devices
 from funccoll.transports.cuda.cuda_transport import current_gpu
 from funccoll.transports.local.local_transport import LocalTransport
-from tests.gpu_check import gpu_compute, gpu_jobs, gpu_kernels, gpu_programs, gpu_speed, gpu_steps, gpu_torch, gpu_trial
+from tests.gpu_check import (
+    gpu_compute,
+    gpu_fusion,
+    gpu_jobs,
+    gpu_kernels,
+    gpu_programs,
+    gpu_speed,
+    gpu_steps,
+    gpu_torch,
+    gpu_trial,
+)
 from tests.gpu_check.gpu_parts import PARTS
 from tests.support.cases.all_numpy_cases import CASES
-from tests.support.fakes import fake_cuda, fake_cupy
+from tests.support.fakes import fake_cuda, fake_cupy, gpu_threads
 from tests.support.fakes.fake_cublas import FakeCublas
 from tests.support.ranks.ranks import Ranks, forked
 
@@ -189,6 +200,62 @@ def test_a_rehearsal_on_the_cpu(function, arguments, words, rehearsed, monkeypat
     assert re.search(words, " ".join(f"{f['what']} {f['says']}" for f in findings)), findings
 
 
+def some_groups(*names):
+    """The groups of the table with these words in their names."""
+    return [group for group in gpu_fusion.table() if any(name in group.name for name in names)]
+
+
+def test_a_rehearsal_of_fused_groups(rehearsed, monkeypatch):
+    some = some_groups("Adam", "sums")
+    monkeypatch.setattr(gpu_fusion, "table", lambda: some)
+    gpu_fusion.first()
+    table, gelu, softmax, norm = rehearsed()
+    assert re.fullmatch(r"2 groups, 0 failed; worst .* roundings .*", table["says"])
+    assert all("% of the limit" in one["says"] for one in (gelu, softmax, norm))
+
+
+@pytest.mark.parametrize(
+    ("words", "shares"),
+    [
+        pytest.param(("999", "rows of 32", "integers"), 200, id="some"),
+        pytest.param(("",), 40, id="many", marks=pytest.mark.slow),
+    ],
+)
+def test_fused_groups_on_the_fake_of_a_gpu(words, shares, faked, monkeypatch):
+    """Called, captured and replayed by the same kernels as on a GPU, thread by thread."""
+    some = [group for group in some_groups(*words) if max(a.size for a in group.arguments) < 30_000]
+    monkeypatch.setattr(gpu_fusion, "table", lambda: some)
+    gpu_fusion.compare()
+    gpu_fusion.operations(7, shares)
+    table, operations = faked()
+    assert f"{len(some)} groups, 0 failed" in table["says"] and table["says"].endswith("; captured"), table
+    assert re.fullmatch(r"\d+ groups, 0 failed", operations["says"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("gpu_compute:compare", 0, 12), r"\d+ functions, \d+ cases, \d+ gradients, 0 failed"),
+        (("gpu_programs:control", 0, 8), r"\d+ loops, branches and their gradients, 0 failed"),
+    ],
+)
+def test_functions_and_loops_with_groups_on_the_fake_of_a_gpu(arguments, words, faked, monkeypatch):
+    launched, group = [], fake_cupy.Kernels.group
+    monkeypatch.setattr(fake_cupy.Kernels, "group", lambda *given: launched.append(0) or group(*given))
+    gpu_fusion.with_groups(*arguments)
+    assert re.search(words, str(faked())) and len(launched) > 10
+
+
+def test_a_group_with_other_values_fails(rehearsed, monkeypatch):
+    wrong = gpu_fusion.Group("wrong", lambda x: np.exp(x) * next(factors), (np.ones(4000, np.float32),))
+    factors = itertools.chain([1.0], itertools.repeat(1.0001))
+    monkeypatch.setattr(gpu_fusion, "table", lambda: [wrong])
+    gpu_fusion.compare()
+    failed, table = rehearsed()
+    assert re.search(r"wrong.*off by \d+ roundings", str(failed)) and "1 groups, 1 failed" in table["says"]
+
+
 def test_a_rehearsal_of_a_failure(rehearsed, monkeypatch):
     """In forks, which have imported everything; `funccoll run` starts them for the slow tests."""
 
@@ -231,7 +298,7 @@ def faked(monkeypatch, rehearsed):
     for name in ("cupy_gpu", "cupy_kernels"):
         monkeypatch.delitem(sys.modules, f"funccoll.platforms.gpu.{name}", raising=False)
     kernels = importlib.import_module("funccoll.platforms.gpu.cupy_kernels")
-    monkeypatch.setattr(kernels, "CupyKernels", fake_cupy.Kernels)
+    gpu_threads.install(kernels, monkeypatch)
     monkeypatch.setattr(cublas, "find_library", lambda version: FakeCublas())
     monkeypatch.setattr(gpu_trial, "driver", lambda: "CUDA 13.0")
 

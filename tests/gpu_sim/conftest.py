@@ -12,7 +12,7 @@ import pytest
 from funccoll.arrays.array_layout import NO_MESH
 from funccoll.platforms.gpu import cublas
 from funccoll.transports.cuda import cuda_transport
-from tests.support.fakes import fake_cuda, fake_cupy
+from tests.support.fakes import fake_cuda, fake_cupy, gpu_threads
 from tests.support.fakes.fake_cublas import FakeCublas
 
 
@@ -25,7 +25,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.delitem(sys.modules, f"funccoll.platforms.gpu.{name}", raising=False)
     cuda_transport.current_gpu.cache_clear()
     kernels = importlib.import_module("funccoll.platforms.gpu.cupy_kernels")
-    monkeypatch.setattr(kernels, "CupyKernels", fake_cupy.Kernels)
+    gpu_threads.install(kernels, monkeypatch)
     monkeypatch.setattr(cublas, "find_library", lambda version: FakeCublas())
     NO_MESH.on_devices = {}
     yield fake_cupy

@@ -17,7 +17,6 @@ from funccoll.errors import DTypeError, UnsupportedError
 from funccoll.platforms.gpu.cupy_library import CupyLibrary
 from funccoll.primitives.debugging import snapshot_p
 from funccoll.primitives.elementwise import UFUNCS
-from funccoll.primitives.fused import fused_p
 from funccoll.primitives.linalg import matmul_p
 from funccoll.primitives.varying import own_slice_p
 from funccoll.transforms.callbacks import pure_callback_p
@@ -56,7 +55,7 @@ def test_every_supported_function(cases: list[Case]) -> None:
 def test_every_primitive_of_compute_has_a_rule() -> None:
     held = library()
     for primitive in ir._PRIMITIVES.values():
-        on_cpus = primitive in (fused_p, pure_callback_p, snapshot_p) or primitive in USERS_PRIMITIVES
+        on_cpus = primitive in (pure_callback_p, snapshot_p) or primitive in USERS_PRIMITIVES
         if primitive.kind in ("compute", "local") and not on_cpus:
             assert (primitive.ufunc is not None or primitive in held._rules) != (primitive in CPU_ONLY), primitive
 

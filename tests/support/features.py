@@ -491,6 +491,15 @@ FEATURES = (
         (H200,),
     ),
     Feature(
+        "gpu-fusion",
+        "Fused groups on GPUs, with FUNCCOLL_FUSE=gpu: elementwise operations and reductions as one kernel of PTX",
+        "gpus",
+        NOT_RUN,
+        "They are off unless you ask for them. Random groups and each operation are **assembled for sm_80, sm_90 and sm_100, "
+        "simulated** (their text runs thread by thread on a CPU) **and not run on a GPU**. Programs with them are called, "
+        "captured and replayed over the fake of CuPy.",
+    ),
+    Feature(
         "gpu-arrays",
         '`device="cuda"`, CuPy arrays as arguments, asynchronous calls, CUDA graphs, DLPack',
         "gpus",

@@ -73,7 +73,7 @@ class SegmentBuilder:
         """By code of a segment, the user's line of each of its equations."""
         self.segments_of: dict[Any, SegmentOperands] = {}
         """The operands of each segment, by its code."""
-        self.kernels = fused_functions(program)
+        self.kernels = fused_functions(program) if device.library.array_type is np.ndarray else {}
         self.makers = {v: eqn for eqn in program.equations for v in eqn.outputs}
         self.parts: list[tuple[dict[str, Any], str, Part | SegmentParts]] = []
         """The functions that a profile records: where the code finds them, their names and definitions."""
@@ -138,7 +138,7 @@ class SegmentBuilder:
 
         for eqn in equations:
             operands = [use(a, eqn) for a in eqn.inputs]
-            if eqn.primitive in KERNELS:
+            if eqn.primitive in KERNELS and self.kernels:
                 function = self.kernels[described(eqn)]
                 allocate = self.device.allocate
                 lines.append(fused_call(eqn, function, operands, self.name, self.names.of, allocate, self.buffers))

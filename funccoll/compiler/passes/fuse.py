@@ -38,10 +38,11 @@ _LARGE = 4096
 """Elements of an operand that is worth reading once instead of twice."""
 
 
-def fuse(program: Program, everything: bool = False) -> Program:
+def fuse(program: Program, everything: bool = False, for_gpu: bool = False) -> Program:
     """Return the program with groups in place of their equations. Bodies of control flow are left alone.
 
-    With `everything`, groups that save little become kernels, too.
+    With `everything`, groups that save little become kernels, too. Groups are the same for a GPU, but there no result takes
+    the memory of an operand.
     """
     if FUSE.read() == "0":
         return program
@@ -55,17 +56,22 @@ def fuse(program: Program, everything: bool = False) -> Program:
     after: list[Equation] = []
     plans: dict[Equation, GroupPlan] = {}
     for interval in reversed(intervals):
-        fused = _fuse_interval(program, interval, read_later, plans, everything)
+        fused = _fuse_interval(program, interval, read_later, plans, everything, for_gpu)
         read_later.update(a for eqn in interval for a in eqn.inputs if type(a) is Var)
         after[:0] = fused
     if not plans:
         return program
-    after = [with_aliases(eqn) if eqn.primitive is fused_p else eqn for eqn in rematerialize(program, after, plans)]
+    after = [with_aliases(eqn, for_gpu) if eqn.primitive is fused_p else eqn for eqn in rematerialize(program, after, plans)]
     return program.replace(equations=tuple(after), before_fusion=program.unfused())
 
 
 def _fuse_interval(
-    program: Program, equations: Sequence[Equation], read_later: set[Var], plans: dict[Equation, GroupPlan], everything: bool
+    program: Program,
+    equations: Sequence[Equation],
+    read_later: set[Var],
+    plans: dict[Equation, GroupPlan],
+    everything: bool,
+    for_gpu: bool,
 ) -> Sequence[Equation]:
     """Fuse what lies between two borders. `read_later`: the variables that are read behind it. `plans` gets the groups.
 
@@ -82,7 +88,7 @@ def _fuse_interval(
     ordered: list[Equation] = []
     for varying in sorted(alike, key=lambda v: (len(v), sorted(v))):  # as code generation orders them
         elsewhere = {a for v, own in alike.items() if v != varying for e in own for a in e.inputs if type(a) is Var}
-        ordered += _Fusion(program, alike[varying], read_later | elsewhere | shown, plans, everything).result()
+        ordered += _Fusion(program, alike[varying], read_later | elsewhere | shown, plans, everything, for_gpu).result()
     if not any(eqn.primitive is fused_p for eqn in ordered):
         return equations
     return _with_reports(ordered, reports)
@@ -112,9 +118,10 @@ class _Fusion:
         read_outside: set[Var],
         plans: dict[Equation, GroupPlan],
         everything: bool,
+        for_gpu: bool,
     ):
         self.program, self.equations, self.read_outside, self.plans = program, equations, read_outside, plans
-        self.everything = everything
+        self.everything, self.for_gpu = everything, for_gpu
         self.maker = {v: i for i, eqn in enumerate(equations) for v in eqn.outputs}
         self.readers: dict[Var, list[int]] = {}
         for i, eqn in enumerate(equations):
@@ -219,7 +226,7 @@ class _Fusion:
             if not self.is_read(equations[i].outputs[0], members - outside):
                 outside.remove(i)
         outputs = [v for i in chosen if self.is_read(v := equations[i].outputs[0], members - outside)]
-        plan = GroupPlan([equations[i] for i in draft.members], draft, outputs, equations[chosen[0]].source)
+        plan = GroupPlan([equations[i] for i in draft.members], draft, outputs, equations[chosen[0]].source, self.for_gpu)
         eqn = fused_equation(self.program, plan)
         if eqn is None:
             return None

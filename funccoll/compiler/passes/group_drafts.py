@@ -14,6 +14,7 @@ import numpy as np
 
 from ...core.ir import Atom, Equation, Literal, Program, Var
 from ...core.types import bfloat16
+from ...kernels.native import ptx_code
 from ...kernels.native.compiled_groups import kernel_of
 from ...kernels.native.group import FusedGroup, GroupNumber, GroupStep, GroupValue
 from ...kernels.native.group_kernel import fits, rows_of
@@ -77,12 +78,14 @@ class GroupPlan:
     - `equations`: its members, in the order of the program.
     - `outputs`: the values that something outside reads.
     - `source`: the line that stands for it.
+    - `for_gpu`: a GPU computes it.
     """
 
     equations: list[Equation]
     draft: GroupDraft
     outputs: list[Var]
     source: Any
+    for_gpu: bool = False
 
 
 def _long(shape: Sequence[int]) -> tuple[int, ...]:
@@ -246,15 +249,18 @@ def fused_equation(program: Program, plan: GroupPlan) -> Equation | None:
             body.insert(0, eqn)
             needed.update(a for a in eqn.inputs if type(a) is Var)
     described = _described(body, draft, outputs)
-    if described is None or why_not() is not None:  # asked late, because it loads LLVM
+    why = ptx_code.why_no_ptx if plan.for_gpu else why_not
+    if described is None or why() is not None:  # asked late, because it loads LLVM
         return None
     inputs, group = described
     inner = program.replace(constants=(), inputs=tuple(inputs), equations=tuple(body), outputs=tuple(outputs), label="fused")
     return Equation(fused_p, tuple(inputs), tuple(outputs), {"body": inner, "group": group}, plan.source)
 
 
-def with_aliases(eqn: Equation) -> Equation:
-    """Return the equation of a group with all parameters. An operand that it has twice is not written to."""
+def with_aliases(eqn: Equation, for_gpu: bool = False) -> Equation:
+    """Return the equation of a group with all parameters. An operand that it has twice is not written to, nor any on a GPU."""
+    if for_gpu:
+        return eqn.replace(params={**eqn.params, "aliases": ()})
     aliases = sorted((n, k) for n, k in kernel_of(eqn.params["group"]).aliases if eqn.inputs.count(eqn.inputs[k]) == 1)
     return eqn.replace(params={**eqn.params, "aliases": tuple(aliases)})
 

@@ -458,6 +458,8 @@ def by_lanes(chosen: Value, function: str, text: str, given: Sequence[Value], re
     """
     kernel = chosen.kernel
     kernel.support(function, text)
+    if kernel.unrolls:
+        return _by_branches(chosen, function, given, results)
     some = kernel.new_name()
     kernel.support("llvm.vector.reduce.or", f"declare i1 @llvm.vector.reduce.or.v{kernel.lanes}i1(<{kernel.lanes} x i1>)")
     kernel.line(f"  {some} = call i1 @llvm.vector.reduce.or.v{kernel.lanes}i1({chosen!r})")
@@ -482,6 +484,30 @@ def by_lanes(chosen: Value, function: str, text: str, given: Sequence[Value], re
         kernel.emit(fast.kind, f"phi {fast.type} [ {fast.name}, %{before} ], [ {late.name}, %{done} ]")
         for fast, late in zip(results, changed, strict=True)
     ]
+
+
+def _by_branches(chosen: Value, function: str, given: Sequence[Value], results: Sequence[Value]) -> list[Value]:
+    """Return what `by_lanes` does, by a branch for each lane. The function is called for chosen lanes alone."""
+    kernel, values = chosen.kernel, [*results]
+    places = [kernel.stack(v.kind) for v in (*given, *results)]
+    for k in range(kernel.lanes):
+        some, before, slow, after = (kernel.new_name() for _ in range(4))
+        kernel.line(f"  {some} = extractelement {chosen!r}, i32 {k}\n  br label %{before[1:]}\n{before[1:]}:")
+        kernel.line(f"  br i1 {some}, label %{slow[1:]}, label %{after[1:]}\n{slow[1:]}:")
+        for value, place in zip((*given, *values), places, strict=True):
+            kernel.line(f"  {(one := kernel.new_name())} = extractelement {value!r}, i32 {k}")
+            kernel.line(f"  store {value.kind} {one}, ptr {place}")
+        kernel.line(f"  call void @{function}({', '.join(f'ptr {place}' for place in places)})")
+        changed: list[Value] = []
+        for value, place in zip(values, places[len(given) :], strict=True):
+            kernel.line(f"  {(one := kernel.new_name())} = load {value.kind}, ptr {place}")
+            changed.append(kernel.emit(value.kind, f"insertelement {value!r}, {value.kind} {one}, i32 {k}"))
+        kernel.line(f"  br label %{after[1:]}\n{after[1:]}:")
+        values = [
+            kernel.emit(old.kind, f"phi {old.type} [ {old.name}, %{before[1:]} ], [ {new.name}, %{slow[1:]} ]")
+            for old, new in zip(values, changed, strict=True)
+        ]
+    return values
 
 
 def _two_over_pi(bits: int) -> int:

@@ -211,6 +211,9 @@ class KernelText:
     `parameters` are its operands: name -> kind of its elements.
     """
 
+    unrolls = False
+    """True if what differs by lanes is a branch for each, and not a loop over lanes in memory."""
+
     def __init__(self, name: str, lanes: int = LANES):
         self.name, self.lanes = name, lanes
         self._lines: list[str] = []
@@ -316,17 +319,20 @@ class KernelText:
             return value.convert("fptrunc", "half").convert("fpext", "float")
         return self.widened(_rounded_to_bfloat(value), kind) if kind == "bfloat" else value
 
+    def encoded(self, value: Value, kind: str) -> Value:
+        """Return elements as memory has them: float32 rounded to "half" or "bfloat" if that is `kind`, predicates as bytes."""
+        if value.kind == "i1":
+            return value.convert("zext", "i8")
+        if kind == "half":
+            return value.convert("fptrunc", "half")
+        return _rounded_to_bfloat(value) if kind == "bfloat" else value
+
     def store(self, value: Value, pointer: str, count: int | None = None, kind: str = "") -> None:
         """Write a vector, or its first `count` elements, to an address, which has the alignment of its elements.
 
-        Float32 is rounded to `kind`, "half" or "bfloat", if that is given. Predicates become bytes.
+        `kind`: see `encoded`.
         """
-        if value.kind == "i1":
-            value = value.convert("zext", "i8")
-        elif kind == "half":
-            value = value.convert("fptrunc", "half")
-        elif kind == "bfloat":
-            value = _rounded_to_bfloat(value)
+        value = self.encoded(value, kind)
         name, width = value.name, self.lanes
         if count not in (None, self.lanes):
             lanes, width = ", ".join(f"i32 {k}" for k in range(count)), count

@@ -7,7 +7,8 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from ...config import FUSE
+from ...config import FUSE, ON_GPUS
+from .ptx_code import why_no_ptx
 
 __all__ = [
     "LEVELS",
@@ -77,9 +78,14 @@ def compiler() -> str:
 
 
 def compute_mode() -> str:
-    """Return what computes the operations of compiled programs: "fused kernels", or "NumPy" and why."""
-    why = f"{FUSE}=0" if FUSE.read() == "0" else why_not()
-    return f"NumPy ({why})" if why else "fused kernels"
+    """Return what computes the operations of compiled programs: "fused kernels", or "NumPy" and why; perhaps GPUs', too."""
+    setting = FUSE.read()
+    why = f"{FUSE}=0" if setting == "0" else why_not()
+    mode, reasons = "NumPy" if why else "fused kernels", [why]
+    if setting == ON_GPUS:
+        reasons.append(why_no_ptx())
+        mode += ", and CuPy on GPUs" if reasons[1] else ", and fused kernels on GPUs"
+    return " ".join([mode, *(f"({reason})" for reason in dict.fromkeys(reasons) if reason)])
 
 
 @functools.cache

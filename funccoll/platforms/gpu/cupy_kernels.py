@@ -6,6 +6,7 @@ Tests run the kernels in a simulator, and this module on a fake of CuPy.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import cupy  # pyright: ignore[reportMissingImports]
@@ -14,6 +15,10 @@ from cupy.cuda import function  # pyright: ignore[reportMissingImports]
 
 from ...kernels.cuda_compiler import THREADS
 from ...kernels.cuda_compute import load_compute_kernel
+from ...kernels.cuda_groups import load_group
+from ...kernels.native.gpu_group import gpu_group
+from ...kernels.native.group import FusedGroup
+from ...kernels.native.thread_text import THREADS_OF_BLOCK
 
 __all__ = ["CupyKernels"]
 
@@ -64,6 +69,13 @@ class CupyKernels:
         assert all(array.flags.c_contiguous for array in (table, pieces))
         self._launch("copy_blocks", None, THREADS * len(pieces), table.data.ptr, pieces.data.ptr, len(pieces))
 
+    def group(self, group: FusedGroup, arrays: Sequence[Any]) -> None:
+        """Compute a group (`kernels/native`). `arrays` are its inputs, its outputs, and a workspace, all C-contiguous."""
+        launches, most = _load_group(group, cupy.cuda.Device().id)
+        arguments = tuple(np.int64(array.data.ptr) for array in arrays)
+        for kernel, blocks in launches:
+            kernel((min(blocks, most),), (THREADS_OF_BLOCK,), arguments)
+
     def load_copies(self) -> None:
         """Load the kernel of `copy_blocks` before a capture."""
         _load("copy_blocks", None, cupy.cuda.Device().id)
@@ -78,9 +90,25 @@ class CupyKernels:
 @functools.cache
 def _load(name: str, dtype: np.dtype | None, number: int) -> tuple[Any, int]:
     """Return a kernel for the current device, and the most blocks that are worth a launch there."""
-    device = cupy.cuda.Device(number)
-    capability = str(device.compute_capability)
-    symbol, code = load_compute_kernel(name, dtype, (int(capability[:-1]), int(capability[-1])))
+    cc, most = _about(number)
+    symbol, code = load_compute_kernel(name, dtype, cc)
     module = function.Module()
     module.load(code)
-    return module.get_function(symbol), _BLOCKS_OF_MULTIPROCESSOR * int(device.attributes["MultiProcessorCount"])
+    return module.get_function(symbol), most
+
+
+@functools.cache
+def _load_group(group: FusedGroup, number: int) -> tuple[list[tuple[Any, int]], int]:
+    """Return a group's kernels for the current device, each with the blocks of its launch, and the most that are worth one."""
+    cc, most = _about(number)
+    made, module = gpu_group(group), function.Module()
+    module.load(load_group(made, cc))
+    return [(module.get_function(launch.name), launch.blocks) for launch in made.launches], most
+
+
+def _about(number: int) -> tuple[tuple[int, int], int]:
+    """Return the compute capability of a device, and the most blocks of a launch there."""
+    device = cupy.cuda.Device(number)
+    capability = str(device.compute_capability)
+    most = _BLOCKS_OF_MULTIPROCESSOR * int(device.attributes["MultiProcessorCount"])
+    return (int(capability[:-1]), int(capability[-1])), most

@@ -31,9 +31,11 @@ from ...arrays.array_like import device_type_of, to_numpy
 from ...core.ir import Equation, Literal, Primitive
 from ...core.types import ArrayType, bfloat16, check_dtype
 from ...errors import DeviceError, DTypeError, TraceError, UnsupportedError
+from ...kernels.native.gpu_group import gpu_group
 from ...kernels.variants import variant
 from ...primitives.convolution import conv_input_p, conv_kernel_p, conv_p
 from ...primitives.elementwise import convert_p, divisor_p, erf_p, imag_p, real_p, stop_gradient_p, where_p
+from ...primitives.fused import fused_p
 from ...primitives.higher_order import checkpoint_name_p
 from ...primitives.linalg import einsum_p, matmul_p
 from ...primitives.optimizers import RULES, evaluate_step, optimizer_step_p
@@ -78,9 +80,11 @@ _IDENTITIES: dict[Primitive, int] = {
 class CupyLibrary:
     """A GPU's arrays, through CuPy. Its blocks are `cupy.ndarray`.
 
-    `kernels` has two functions. `random_words(out, key, number, purpose)` writes the words of `primitives.randomness` for a key
-    (uint64[2]) and a number (0-d uint64, or None for 0) into a uint64 array. `scatter_add(out, rows, order, values)` does
+    `kernels` has our own functions. `random_words(out, key, number, purpose)` writes the words of `primitives.randomness` for a
+    key (uint64[2]) and a number (0-d uint64, or None for 0) into a uint64 array. `scatter_add(out, rows, order, values)` does
     `out[rows[i]] += values[order[i]]` in this order, for out (count, width) and values (updates, width), with sorted `rows`.
+
+    `group(group, arrays)` computes a group from the arrays of its inputs, its outputs and its workspace.
 
     `special` is `cupyx.scipy.special`; if it is None, erf imports it. `load_cublas` is called before the first product of
     matrices. If it returns None, CuPy multiplies.
@@ -121,6 +125,7 @@ class CupyLibrary:
             random_order_p: lambda eqn: lambda x: self._cupy.argsort(x, axis=-1),
             log_gamma_p: _refuse_gamma,
             optimizer_step_p: self._optimizer_step,
+            fused_p: self._fused,
             # These move nothing: their references index, and the position of the device is an operand.
             pvary_p: lambda eqn: lambda x: x,
             axis_index_p: lambda eqn: eqn.primitive.reference,
@@ -326,6 +331,19 @@ class CupyLibrary:
         meanings = {"sqrt": self._cupy.sqrt, "maximum": self._cupy.maximum}
         function = variant(RULES[params["rule"]].function, f"{params['rule']}_cupy", **meanings)
         return lambda *operands, out: evaluate_step(function, operands, **params)
+
+    def _fused(self, eqn: Equation) -> Compute:
+        """Return a group as one function. Its kernels read whole arrays in C order, with 16 bytes at a time."""
+        group, types, kernels = eqn.params["group"], [v.type for v in eqn.outputs], self._kernels
+        work, byte = gpu_group(group).workspace_bytes, np.dtype(np.uint8)
+
+        def compute(*operands: Any) -> list[Any]:
+            given = [x if x.flags.c_contiguous and x.data.ptr % 16 == 0 else x.copy() for x in operands]
+            made = [self.empty(t.shape, t.dtype) for t in types]
+            kernels.group(group, [*given, *made, self.empty((work,), byte)])
+            return made
+
+        return compute
 
     @functools.cached_property
     def _cublas(self) -> Cublas | None:
