@@ -21,7 +21,9 @@ from .all_reduce import all_reduce_p
 from .all_to_all import all_to_all_p
 from .barrier import barrier_p
 from .broadcast import broadcast_p
+from .exclusive_scan import exclusive_scan_p
 from .gather import gather_p
+from .inclusive_scan import inclusive_scan_p
 from .permute import permute_p
 from .record import CollectivePrimitive
 from .reduce import reduce_p
@@ -37,7 +39,9 @@ __all__ = [
     "axis_index_p",
     "barrier_p",
     "broadcast_p",
+    "exclusive_scan_p",
     "gather_p",
+    "inclusive_scan_p",
     "own_slice_p",
     "permute_p",
     "pvary_p",
@@ -56,6 +60,8 @@ COLLECTIVES = (
     reduce_p,
     gather_p,
     scatter_p,
+    inclusive_scan_p,
+    exclusive_scan_p,
     barrier_p,
 )
 """Every primitive that communicates."""

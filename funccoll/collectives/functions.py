@@ -26,7 +26,7 @@ from ..core.partition_spec import normalize_axes
 from ..errors import MeshError, ScheduleError, ShapeError, TraceError, UnsupportedError, VaryingError, without_value
 from ..ops.registry import as_traceable
 from ..primitives import varying
-from ..primitives.combining import OPS
+from ..primitives.combining import OPS, identity_of
 from ..primitives.varying import axis_index_p, own_slice_p
 from ..tracing.trace import value_type
 from .all_gather import all_gather_p
@@ -34,7 +34,9 @@ from .all_reduce import all_reduce_p
 from .all_to_all import all_to_all_p
 from .barrier import barrier_p
 from .broadcast import broadcast_p
+from .exclusive_scan import exclusive_scan_p
 from .gather import gather_p
+from .inclusive_scan import inclusive_scan_p
 from .permute import permute_p
 from .record import CollectivePrimitive
 from .reduce import reduce_p
@@ -49,7 +51,9 @@ __all__ = [
     "axis_size",
     "barrier",
     "broadcast",
+    "exclusive_scan",
     "gather",
+    "inclusive_scan",
     "mesh_axes",
     "own_slice",
     "permute",
@@ -185,6 +189,12 @@ def _op(name: str, op: str) -> str:
     if not isinstance(op, str) or op not in OPS:
         raise UnsupportedError(f"{name}: unknown op {op!r}. Use one of {', '.join(OPS)}.")
     return op
+
+
+def _flag(name: str, what: str, value: bool) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise UnsupportedError(f"{name}: {what}={value!r:.60} must be True or False.")
+    return bool(value)
 
 
 @explains_keywords()
@@ -502,6 +512,83 @@ def scatter(x: Any, axis: Axes, *, root: int = 0, dim: int = 0, algorithm: str |
     axes = mesh_axes("scatter", axis)
     dim = _dim("scatter", x, dim)
     return _communicate(scatter_p, x, axes, algorithm, root=_root("scatter", root, axes), dim=dim)
+
+
+@explains_keywords()
+def inclusive_scan(x: Any, axis: Axes, *, op: str = "sum", reverse: bool = False, algorithm: str | None = None) -> Any:
+    """Combine `x` over the devices up to this one, in axis order: MPI's Scan.
+
+    Device i gets the reduction of devices 0 to i. Values are combined in axis order, by every algorithm: nothing is commuted.
+    On one host the result is the left fold by default.
+
+    The gradient of a sum is the sum's scan in the other direction. max and min give the cotangents to the winners of each
+    prefix, shared equally in a tie. prod multiplies them by the products of the other values, correctly if some are zero. These
+    three gather all values.
+
+    Args:
+        x: An array or a pytree of arrays, of any shape.
+        axis: A mesh axis, or a tuple of axes, whose devices are in order with the first axis outermost.
+        op: "sum", "prod", "max", "min", "and", "or" or "xor".
+        reverse: True scans from the last device: device i gets the reduction of devices p - 1, p - 2, ... to i.
+        algorithm: The name of a schedule, such as "kogge_stone" or "blelloch". None lets the compiler choose.
+
+    Returns:
+        Arrays with the shapes and dtypes of `x`, which vary over `axis`.
+
+    Raises:
+        VaryingError: If `x` does not vary over `axis`.
+        DTypeError: If the dtype lacks `op`.
+        UnsupportedError: If `op` is unknown, or "mean".
+        MeshError: If the mesh has no such axis.
+
+    Example:
+        >>> mesh = fc.make_mesh({"data": 4})
+        >>> fn = fc.jit(lambda x: fc.inclusive_scan(x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+        >>> print(fn(np.array([1, 2, 3, 4])))
+        [ 1  3  6 10]
+    """
+    axes = mesh_axes("inclusive_scan", axis)
+    params = {"op": _op("inclusive_scan", op), "reverse": _flag("inclusive_scan", "reverse", reverse)}
+    return _communicate(inclusive_scan_p, x, axes, algorithm, **params)
+
+
+@explains_keywords()
+def exclusive_scan(x: Any, axis: Axes, *, op: str = "sum", reverse: bool = False, algorithm: str | None = None) -> Any:
+    """Combine `x` over the devices before this one, in axis order: MPI's Exscan.
+
+    Device i gets the reduction of devices 0 to i - 1. MPI leaves the first device's result undefined. Here it is the identity
+    of `op`: 0 for sum, or and xor, 1 for prod, all bits for and, and for max and min what is below or above all values
+    (-inf or inf for floats). All else is as in `inclusive_scan`.
+
+    Args:
+        x: An array or a pytree of arrays, of any shape.
+        axis: A mesh axis, or a tuple of axes, whose devices are in order with the first axis outermost.
+        op: "sum", "prod", "max", "min", "and", "or" or "xor".
+        reverse: True scans from the last device: device i gets the reduction of devices p - 1, p - 2, ... to i + 1.
+        algorithm: The name of a schedule, such as "kogge_stone" or "blelloch". None lets the compiler choose.
+
+    Returns:
+        Arrays with the shapes and dtypes of `x`, which vary over `axis`.
+
+    Raises:
+        VaryingError: If `x` does not vary over `axis`.
+        DTypeError: If the dtype lacks `op`.
+        UnsupportedError: If `op` is unknown, or "mean".
+        MeshError: If the mesh has no such axis.
+
+    Example:
+        >>> mesh = fc.make_mesh({"data": 4})
+        >>> fn = fc.jit(lambda n: fc.exclusive_scan(n, "data"), mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+        >>> print(fn(np.array([5, 2, 3, 4])))  # where each device's rows begin, of 5, 2, 3 and 4
+        [ 0  5  7 10]
+    """
+    axes = mesh_axes("exclusive_scan", axis)
+    params = {"op": _op("exclusive_scan", op), "reverse": _flag("exclusive_scan", "reverse", reverse)}
+    found = _communicate(exclusive_scan_p, x, axes, algorithm, **params)
+    if op in ("sum", "or", "xor"):  # the first device has zeros
+        return found
+    is_first = bind(axis_index_p, axes=axes) == (varying.axis_size(axes) - 1 if reverse else 0)
+    return optree.tree_map(lambda y: np.where(is_first, identity_of(op, y.dtype), y), found)
 
 
 @explains_keywords()

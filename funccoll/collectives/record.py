@@ -47,6 +47,8 @@ class Lowering:
     """The reduction; empty if data only move."""
     root: int = 0
     pairs: tuple[tuple[int, int], ...] = ()
+    reverse: bool = False
+    """A scan from the last rank to the first."""
     cut_dim: int = 0
     """The dimension along which a device's input is cut into p blocks, if it is."""
     concat_dim: int = 0
@@ -57,7 +59,7 @@ class Lowering:
     @property
     def options(self) -> dict[str, Any]:
         """The options of the schedule, besides the kind and the ranks."""
-        return {"root": self.root, "pairs": self.pairs}
+        return {"root": self.root, "pairs": self.pairs, "reverse": self.reverse}
 
     def input_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of an operand, with the new dimension if there is one."""

@@ -15,7 +15,9 @@ from ..collectives import (
     all_reduce_p,
     all_to_all_p,
     broadcast_p,
+    exclusive_scan_p,
     gather_p,
+    inclusive_scan_p,
     permute_p,
     reduce_p,
     reduce_scatter_p,
@@ -364,6 +366,6 @@ RULES: dict[Primitive, Rule] = {
     **dict.fromkeys([all_reduce_p, broadcast_p], _equal),
     all_gather_p: _gathered,
     **dict.fromkeys([own_slice_p, reduce_scatter_p, scatter_from_root_p, all_to_all_p], _cut),
-    **dict.fromkeys([reduce_p, gather_p], _scattered),
+    **dict.fromkeys([reduce_p, gather_p, inclusive_scan_p, exclusive_scan_p], _scattered),
 }
 """Primitive -> its rule. NumPy's ufuncs need no line."""

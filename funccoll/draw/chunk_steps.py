@@ -116,6 +116,8 @@ class _ChunkContents:
         self.error = ""
         rank, chunk, source, label = self.collective.required()
         self.reduces = bool((source == REDUCTION).any())
+        _, count = self.collective.meaning.operands(self.collective, np.arange(self.p))
+        self.operands = np.maximum(count, 1)[:, None]  # by rank: those whose reduction it gets
         self.required = np.full((self.p, self.collective.output_chunks), -1, np.int64)  # rank, chunk -> leaf or label
         self.required[rank, chunk] = label if self.reduces else label * self.p + source
         self._name = lru_cache(maxsize=None)(self._name_of)
@@ -164,7 +166,7 @@ class _ChunkContents:
         `label` has the input chunk that a reduction is about, and `nranks` the ranks that have contributed to it.
         """
         if self.reduces:
-            right, part = label == self.required, np.minimum(nranks / self.p, 1.0)
+            right, part = label == self.required, np.minimum(nranks / self.operands, 1.0)
         else:
             right, part = held == self.required, np.ones(held.shape)
         return np.where(held >= 0, np.where(right, part, _OTHER), 0.0)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..core.types import is_inexact
 
-__all__ = ["OPS", "OPS_OF_COPIES", "Shards", "fold"]
+__all__ = ["OPS", "OPS_OF_COPIES", "Shards", "fold", "identity_of"]
 
 Shards = Sequence[np.ndarray]
 
@@ -51,6 +51,21 @@ OPS: dict[str, Callable[..., Any]] = {
 
 OPS_OF_COPIES = ("mean", "max", "min", "and", "or")
 """The reductions that return a value if all devices contribute that value (the mean except for its rounding)."""
+
+
+def identity_of(op: str, dtype: np.dtype) -> np.ndarray:
+    """Return the value that changes nothing when it is combined: a scalar of the dtype."""
+    if op == "and":
+        return np.asarray(np.invert(np.zeros((), dtype)))
+    if op not in ("max", "min"):
+        return np.asarray(op == "prod", dtype)
+    if is_inexact(dtype):
+        return np.asarray(-np.inf if op == "max" else np.inf, dtype)
+    if dtype.kind == "b":
+        return np.asarray(op == "min")
+    limits = np.iinfo(dtype)
+    return np.asarray(limits.min if op == "max" else limits.max, dtype)
+
 
 _ROUNDING = ("sum", "mean", "prod")
 """The reductions with rounded results, also in 16-bit floats. The others choose or count bits."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import operator
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -65,6 +65,30 @@ def source_in_pairs(collective: Collective, rank: np.ndarray) -> np.ndarray:
     return source[rank]
 
 
+Span = tuple[np.ndarray, np.ndarray]
+"""Consecutive ranks, for each of some ranks: the first of them, and their number."""
+
+
+def all_operands(collective: Collective, rank: np.ndarray) -> Span:
+    """Return all ranks, for every rank."""
+    return np.zeros_like(rank), np.full_like(rank, collective.nranks)
+
+
+def prefix_with_own(collective: Collective, rank: np.ndarray) -> Span:
+    """Return the ranks up to `rank`, in the order of the scan, with itself."""
+    return (rank, collective.nranks - rank) if collective.reverse else (np.zeros_like(rank), rank + 1)
+
+
+def prefix_before_own(collective: Collective, rank: np.ndarray) -> Span:
+    """Return the ranks before `rank`, in the order of the scan."""
+    return (rank + 1, collective.nranks - 1 - rank) if collective.reverse else (np.zeros_like(rank), rank)
+
+
+def all_but_first(collective: Collective, rank: np.ndarray) -> np.ndarray:
+    """Return True for every rank that has one before it, in the order of the scan."""
+    return rank != (collective.nranks - 1 if collective.reverse else 0)
+
+
 @dataclass(frozen=True)
 class Kind:
     """The precondition and the postcondition of one kind of collective.
@@ -73,6 +97,9 @@ class Kind:
     `source(collective, rank, block)`: the required contents of block `block` of a rank's output, as (source rank or REDUCTION,
     block of its input). `receives(collective, rank)` is a mask of the ranks that receive an output. The caller fills in what
     the others return. Ranks and blocks are arrays.
+
+    `operands(collective, rank)` are the ranks whose values a reduction combines on `rank`. In a `prefix` reduction they must be
+    combined in the order of ranks, or in the opposite one with `reverse`: nothing is commuted.
     """
 
     name: str
@@ -83,6 +110,7 @@ class Kind:
     reduces: bool = False
     rooted: bool = False
     takes_pairs: bool = False
+    operands: Callable[[Collective, np.ndarray], Span] = all_operands
     carries_data: bool = True
     """False if only the arrival of all ranks matters. Contributions may then count more than once."""
 
@@ -92,9 +120,14 @@ class Kind:
         return self.reduces and self.carries_data
 
     @property
+    def prefix(self) -> bool:
+        """True if each rank gets the reduction over the ranks up to it, or before it."""
+        return self.operands is not all_operands
+
+    @property
     def replicates(self) -> bool:
         """True if every rank gets the whole reduction. All must combine in one order, so that their bits are equal."""
-        whole = self.input_blocks == self.output_blocks == 1
+        whole = self.input_blocks == self.output_blocks == 1 and not self.prefix
         return self.combines and whole and self.receives is every_rank
 
 
@@ -110,6 +143,16 @@ KINDS = {
         Kind("reduce", 1, 1, lambda c, rank, block: (REDUCTION, 0), only_root, reduces=True, rooted=True),
         Kind("gather", 1, 0, lambda c, rank, block: (block, 0), only_root, rooted=True),
         Kind("scatter", 0, 1, lambda c, rank, block: (c.root, rank), rooted=True),
+        Kind("inclusive_scan", 1, 1, lambda c, rank, block: (REDUCTION, 0), reduces=True, operands=prefix_with_own),
+        Kind(
+            "exclusive_scan",
+            1,
+            1,
+            lambda c, rank, block: (REDUCTION, 0),
+            all_but_first,
+            reduces=True,
+            operands=prefix_before_own,
+        ),
         Kind("barrier", 1, 1, lambda c, rank, block: (REDUCTION, 0), reduces=True, carries_data=False),
     )
 }
@@ -130,6 +173,7 @@ class Collective:
         pairs: The (source, destination) ranks of a permute.
         chunks: The number of chunks of one block in one channel.
         channels: The number of channels.
+        reverse: True for a scan from the last rank to the first.
 
     Example:
         >>> collective = fc.schedules.Collective("all_gather", 4, chunks=2)
@@ -143,6 +187,7 @@ class Collective:
     pairs: tuple[tuple[int, int], ...] = ()
     chunks: int = 1
     channels: int = 1
+    reverse: bool = field(default=False, repr=False)
 
     @property
     def meaning(self) -> Kind:
@@ -175,6 +220,11 @@ class Collective:
         return self.chunks * self.channels
 
     @property
+    def folds_one(self) -> bool:
+        """True if the result is a fold of one rank's values: max and min make its NaNs canonical. A scan's are copied."""
+        return self.nranks == 1 and self.meaning.combines and not self.meaning.prefix
+
+    @property
     def block_divisor(self) -> int:
         """The number of blocks that `nbytes` covers: those of the larger of input and output (see `Schedule.cost`)."""
         return max(self.input_blocks, self.output_blocks)
@@ -204,7 +254,10 @@ class Collective:
         blocks = np.arange(self.output_blocks)
         source, _ = self.meaning.source(self, np.full_like(blocks, rank), blocks)
         found = {int(one) for one in np.broadcast_to(source, blocks.shape)}
-        return tuple(range(self.nranks)) if REDUCTION in found else tuple(sorted(found))
+        if REDUCTION not in found:
+            return tuple(sorted(found))
+        first, count = self.meaning.operands(self, np.asarray(rank))
+        return tuple(range(int(first), int(first + count)))
 
     @cached_property
     def blocks_of_rows(self) -> np.ndarray:
@@ -268,12 +321,18 @@ class Collective:
         if self.pairs and not self.meaning.takes_pairs:
             takers = ", ".join(k.name for k in KINDS.values() if k.takes_pairs)
             raise ScheduleError(f"{self.kind} takes no pairs: they are for {takers}.")
+        if not isinstance(self.reverse, (bool, np.bool_)):
+            raise ScheduleError(f"{self.kind}: reverse={self.reverse!r:.60} must be True or False.")
+        if self.reverse and not self.meaning.prefix:
+            takers = ", ".join(k.name for k in KINDS.values() if k.prefix)
+            raise ScheduleError(f"{self.kind} has no order of ranks that reverse=True could reverse. It is for {takers}.")
         return self
 
     def __str__(self) -> str:
         root = f", root={self.root}" if self.meaning.rooted else ""
         pairs = f", pairs={list(self.pairs)}" if self.meaning.takes_pairs else ""
-        return f"{self.kind} on {self.nranks} rank{'s' if self.nranks > 1 else ''}{root}{pairs}"
+        reverse = ", reverse" if self.reverse else ""
+        return f"{self.kind} on {self.nranks} rank{'s' if self.nranks > 1 else ''}{root}{pairs}{reverse}"
 
 
 def check_kind(kind: Any, where: str = "") -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import ScheduleError, Source
 from .collective import BUFFERS, Collective
 
-__all__ = ["Batch", "Move", "MoveList", "Place", "Places", "encode"]
+__all__ = ["Batch", "Move", "MoveList", "Place", "Places", "encode", "mirrored"]
 
 _MOST_SCRATCH = 1 << 24
 """The most chunks of scratch on a rank. Schedules need far fewer: a larger number is a mistake."""
@@ -100,6 +100,15 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.by)
+
+
+def mirrored(batch: Batch, nranks: int) -> Batch:
+    """Return the same moves among ranks that are numbered from the other end."""
+
+    def turned(places: np.ndarray) -> np.ndarray:
+        return (places + (nranks - 1 - 2 * (places % nranks))).astype(places.dtype)
+
+    return replace(batch, dst=turned(batch.dst), src=turned(batch.src), by=turned(batch.by))
 
 
 @dataclass(frozen=True)

@@ -50,10 +50,10 @@ class ReferenceMemory:
         """Write one rank's input from an element on."""
         self.numbers[start : start + values.size] = values.reshape(-1)
 
-    def read_output(self, start: int, stop: int) -> np.ndarray:
-        """Return one rank's reduced output. Max and min of a single rank give the canonical NaN too."""
+    def read_output(self, start: int, stop: int, folds_one: bool) -> np.ndarray:
+        """Return one rank's reduced output. Max and min of a single rank (`folds_one`) give the canonical NaN too."""
         output = self.numbers[start:stop].copy()
-        return fold([output], self.op) if self.op in ("max", "min") else output
+        return fold([output], self.op) if folds_one and self.op in ("max", "min") else output
 
 
 class _Mean(ReferenceMemory):

@@ -16,7 +16,7 @@ from ..errors import MissingPackageError, ScheduleError, Source
 from .collective import Collective, check_count, check_pairs
 from .columns import check_batches
 from .host_map import check_host_map, default_levels, levels_of
-from .moves import Batch, MoveList, Places, encode
+from .moves import Batch, MoveList, Places, encode, mirrored
 from .registry import Algorithm, find, known
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Schedule:
     @functools.cached_property
     def digest(self) -> str:
         """A sha256 of the collective and the moves."""
-        found = hashlib.sha256(repr(self.collective).encode())
+        found = hashlib.sha256(f"{self.collective!r}{' reverse' if self.collective.reverse else ''}".encode())
         for batch in self.batches:
             found.update(repr((batch.dst.shape, batch.src.shape, batch.round)).encode())
             for column in (batch.dst, batch.src, batch.count, batch.by):
@@ -385,6 +385,7 @@ def build(
     hosts: int | Sequence[int] | None = None,
     levels: tuple[int, int] | None = None,
     pairs: Sequence[tuple[int, int]] = (),
+    reverse: bool = False,
 ) -> Schedule:
     """Build the schedule of a collective on `nranks` ranks by one algorithm.
 
@@ -400,6 +401,8 @@ def build(
         levels: Short for such `hosts`: (hosts, ranks per host). By default these are the factors of p nearest to √p, with fewer
             hosts than ranks in each.
         pairs: The (source, destination) ranks of a permute.
+        reverse: True for a scan from the last rank to the first. It is the same algorithm, of ranks that are counted from the
+            other end.
 
     Returns:
         A `Schedule`.
@@ -415,7 +418,7 @@ def build(
         output[0]@0 := input[0]@0
         output[0]@1 := input[0]@0
     """
-    Collective(kind, nranks, root, check_pairs(pairs)).check()
+    Collective(kind, nranks, root, check_pairs(pairs), reverse=reverse).check()
     nranks, root = int(nranks), int(root)  # NumPy's integers may be narrow
     collective = Collective(kind, nranks, root, check_pairs(pairs))
     found = find(kind, algorithm, nranks, root)
@@ -428,15 +431,19 @@ def build(
     channels = check_count(channels, f"{kind}: channels")
     chunks = check_count(found.default_chunks(nranks, host_map) if chunks is None else chunks, f"{kind}: chunks")
     collective = replace(collective, chunks=chunks)
+    counted = check_host_map(host_map[::-1], None, nranks) if reverse and host_map else host_map
     given = {
         "root": root,
         "chunks": collective.chunks,
-        "hosts": host_map,
-        "levels": levels_of(host_map),
+        "hosts": counted,
+        "levels": levels_of(counted),
         "pairs": collective.pairs,
     }
     arguments = {name: value for name, value in given.items() if name in found.options}
-    return _assemble(collective, found, tuple(_rounds(found, collective, arguments)), channels, host_map)
+    batches = tuple(_rounds(found, collective, arguments))
+    if reverse:
+        collective, batches = replace(collective, reverse=True), tuple([mirrored(batch, nranks) for batch in batches])
+    return _assemble(collective, found, batches, channels, host_map)
 
 
 def _host_map(found: Algorithm, nranks: int, hosts: Any, levels: Any) -> tuple[int, ...] | None:

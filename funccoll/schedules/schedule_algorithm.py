@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import ScheduleError
 from .collective import BUFFERS
-from .moves import Batch, Move
+from .moves import Batch, Move, mirrored
 from .registry import Algorithm, add
 from .runs import expand
 from .schedule import Schedule
@@ -48,7 +48,7 @@ def register(schedule: Schedule, name: str | None = None) -> str:
         raise ScheduleError(f"name={name!r:.60} of a registered schedule must be a string that is not empty.")
     schedule.prove()
     c = schedule.collective
-    function = _generator(_one_channel(schedule))
+    function = _generator(_one_channel(schedule))  # in rank order: `build` turns it around for reverse
     add(Algorithm(c.kind, name, function, c.parts, schedule=schedule))
     return name
 
@@ -89,8 +89,12 @@ def _moves(batch: Batch, schedule: Schedule) -> Iterator[Move]:
 
 
 def _one_channel(schedule: Schedule) -> Schedule:
-    """Return the same moves, with the chunks of all channels as those of one."""
+    """Return the same moves, with the chunks of all channels as those of one, and a reversed scan in rank order."""
     c = schedule.collective
+    if c.reverse:
+        batches = tuple([mirrored(batch, c.nranks) for batch in schedule.batches])
+        schedule = replace(schedule, collective=replace(c, reverse=False), batches=batches)
+        c = schedule.collective
     if c.channels == 1:
         return schedule
     p = c.nranks

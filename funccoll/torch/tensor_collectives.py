@@ -61,7 +61,9 @@ __all__ = [
     "broadcast",
     "empty",
     "empty_like",
+    "exclusive_scan",
     "gather",
+    "inclusive_scan",
     "permute",
     "reduce",
     "reduce_scatter",
@@ -137,6 +139,8 @@ def _transpose(name: str, ct: torch.Tensor, mesh: Mesh, axis: Axes, *options: An
         return scatter(ct, mesh, axis, root=options[0], dim=options[1])
     if name == "scatter":
         return gather(ct, mesh, axis, root=options[0], dim=options[1])
+    if name in _SCANS:
+        return _SCANS[name](ct, mesh, axis, op=options[1], reverse=not options[0])
     spread = _to_contributors(name, ct, mesh, axis, options)
     return spread / mesh.axis_size(axis) if options[1] == "mean" else spread
 
@@ -163,6 +167,9 @@ class _Selecting(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cts: torch.Tensor) -> Any:
         (x, out), (name, mesh, axis, options) = ctx.saved_tensors, ctx.call
+        if name in _SCANS:
+            parts = _parts_of_scan(cts[0], name, x, out, mesh, axis, *options)
+            return reduce_scatter(parts, mesh, axis)[0], None, None, None, None, None
         if name == "all_reduce":
             total = all_reduce(cts[0], mesh, axis)
         else:
@@ -176,12 +183,34 @@ class _Selecting(torch.autograd.Function):
         return total * hit / all_reduce(hit, mesh, axis), None, None, None, None, None
 
 
+def _place(mesh: Mesh, axis: Axes) -> int:
+    """Return this rank's position along the axes."""
+    axes, own = normalize_axes(axis), mesh.coordinates(mesh.local_devices[0])
+    return Mesh({a: mesh.shape[a] for a in axes}).position({a: own[a] for a in axes})
+
+
 def _product_of_others(x: torch.Tensor, mesh: Mesh, axis: Axes) -> torch.Tensor:
     """Return the product of the other ranks' tensors."""
-    axes, own = normalize_axes(axis), mesh.coordinates(mesh.local_devices[0])
-    place = Mesh({a: mesh.shape[a] for a in axes}).position({a: own[a] for a in axes})
-    every = all_gather(x.unsqueeze(0), mesh, axis)
+    place, every = _place(mesh, axis), all_gather(x.unsqueeze(0), mesh, axis)
     return torch.cat([every[:place], every[place + 1 :]]).prod(0)
+
+
+def _parts_of_scan(
+    ct: torch.Tensor, name: str, x: torch.Tensor, out: torch.Tensor, mesh: Mesh, axis: Axes, reverse: bool, op: str
+) -> torch.Tensor:
+    """Return the parts of all ranks' gradients that come from this rank's result of a max, min or prod, along dimension 0."""
+    place, every = _place(mesh, axis), all_gather(x.unsqueeze(0), mesh, axis)
+    rank = torch.arange(len(every)).view(-1, *(1,) * x.dim())
+    own = int(name == "inclusive_scan")
+    counts = rank > place - own if reverse else rank < place + own
+    # All ranks compute the same of the same tensors, though the first may have no prefix: backward passes must be alike, too.
+    if op == "prod":
+        values = torch.where(counts, every, torch.ones_like(every))
+        parts = ct * torch.stack([torch.cat([values[:i], values[i + 1 :]]).prod(0) for i in range(len(values))]).conj()
+    else:
+        hit = (counts & ((every == out) | (every.isnan() & out.isnan()))).to(x.dtype)
+        parts = ct * hit / hit.sum(0).clamp(min=1)
+    return torch.where(counts, parts, torch.zeros_like(parts))
 
 
 # ---------------------------------------------------------------- the public functions
@@ -357,6 +386,46 @@ def scatter(x: torch.Tensor, mesh: Mesh, axis: Axes, *, root: int = 0, dim: int 
         A tensor with the shape of `x`, but `dim` divided by p.
     """
     return _call("scatter", x, mesh, axis, (root, dim))
+
+
+def inclusive_scan(x: torch.Tensor, mesh: Mesh, axis: Axes, *, op: str = "sum", reverse: bool = False) -> torch.Tensor:
+    """Combine `x` over the ranks up to this one, in axis order, as `fc.inclusive_scan` does.
+
+    The gradient of a sum is the scan of the cotangents in the other direction. max and min give them to the winners of each
+    prefix, prod multiplies them by the products of the other values.
+
+    Args:
+        x: This rank's tensor.
+        mesh: A mesh of processes.
+        axis: A mesh axis, or a tuple of axes.
+        op: "sum", "prod", "max", "min", "and", "or" or "xor".
+        reverse: True scans from the last rank.
+
+    Returns:
+        A tensor with the shape and dtype of `x`.
+    """
+    return _call("inclusive_scan", x, mesh, axis, (reverse, op))
+
+
+def exclusive_scan(x: torch.Tensor, mesh: Mesh, axis: Axes, *, op: str = "sum", reverse: bool = False) -> torch.Tensor:
+    """Combine `x` over the ranks before this one, in axis order. The first rank gets the identity of `op`.
+
+    Gradients are those of `inclusive_scan`.
+
+    Args:
+        x: This rank's tensor.
+        mesh: A mesh of processes.
+        axis: A mesh axis, or a tuple of axes.
+        op: "sum", "prod", "max", "min", "and", "or" or "xor".
+        reverse: True scans from the last rank.
+
+    Returns:
+        A tensor with the shape and dtype of `x`.
+    """
+    return _call("exclusive_scan", x, mesh, axis, (reverse, op))
+
+
+_SCANS = {"inclusive_scan": inclusive_scan, "exclusive_scan": exclusive_scan}
 
 
 @breaks_graph

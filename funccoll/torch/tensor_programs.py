@@ -44,6 +44,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "reduce": lambda x, axis, root, op: collectives.reduce(x, axis, root=root, op=op),
     "gather": lambda x, axis, root, dim: collectives.gather(x, axis, root=root, dim=dim),
     "scatter": lambda x, axis, root, dim: collectives.scatter(x, axis, root=root, dim=dim),
+    "inclusive_scan": lambda x, axis, reverse, op: collectives.inclusive_scan(x, axis, op=op, reverse=reverse),
+    "exclusive_scan": lambda x, axis, reverse, op: collectives.exclusive_scan(x, axis, op=op, reverse=reverse),
     "barrier": collectives.barrier,
 }
 """Name -> the function of a traced block, the axis and the options."""

@@ -125,6 +125,7 @@ def test_what_nccl_does_itself():
     assert is_native("gather", "", np.dtype(bool), "nccl")
     assert not is_native("gather", "", np.dtype(bool), "flat")
     assert not is_native("all_reduce", "sum", np.dtype(np.float32), "ring")
+    assert not is_native("inclusive_scan", "sum", np.dtype(np.float32), "nccl")
     for op, dtype in (("xor", np.int32), ("sum", np.int16), ("max", bool), ("sum", np.complex64), ("prod", np.uint16)):
         assert not is_native("all_reduce", op, np.dtype(dtype), "nccl")
 

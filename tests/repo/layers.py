@@ -48,8 +48,11 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("global_draws", "tracer"), ("trace",), ("closed_programs", "batched_evaluation", "result_types"), ("batched_control",),
     ),
     "collectives": (
-        ("record",), ("all_reduce",),
-        ("all_gather", "all_to_all", "barrier", "broadcast", "gather", "permute", "reduce", "reduce_scatter", "scatter"),
+        ("record",), ("all_reduce", "inclusive_scan"),
+        (
+            "all_gather", "all_to_all", "barrier", "broadcast", "exclusive_scan", "gather", "permute", "reduce",
+            "reduce_scatter", "scatter",
+        ),
         ("functions",),
     ),
     "transforms": (("batching",), ("autodiff",), ("callbacks", "control"), ("custom_primitives",)),
@@ -71,8 +74,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("goal", "json_schedule", "msccl_export", "msccl_import"),
     ),
     "schedules.library": (
-        ("combinators", "host_ranks"), ("trees",), ("all_reduce", "gathering", "all_to_all", "permute_and_barrier", "rooted"),
-        ("several_hosts",),
+        ("combinators", "host_ranks"), ("trees",),
+        ("all_reduce", "gathering", "all_to_all", "permute_and_barrier", "rooted", "scans"), ("several_hosts",),
     ),
     "schedules.proof": (("expressions",), ("symbolic",), ("prove",)),
     "schedules.streams": (

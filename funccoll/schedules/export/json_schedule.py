@@ -69,6 +69,7 @@ def to_json(schedule: Schedule) -> str:
             "pairs": c.pairs,
             "chunks": c.chunks,
             "channels": c.channels,
+            **({"reverse": True} if c.reverse else {}),
         },
     }
     lines = ",\n".join(json.dumps(found) for found in rounds)  # one round a line
@@ -147,7 +148,9 @@ class _JsonReader:
         return Schedule(collective, algorithm, tuple(batches), places.scratch_chunks, hosts)
 
     def _collective(self, data: Any) -> Collective:
-        names = ("kind", "nranks", "root", "pairs", "chunks", "channels")
+        names = ["kind", "nranks", "root", "pairs", "chunks", "channels"]
+        if isinstance(data, dict) and data.get("reverse") is True:
+            names.append("reverse")
         found = self._object(data, "collective", names)
         if not isinstance(found["kind"], str) or found["kind"] not in KINDS:
             self._fail("collective.kind", f"{found['kind']!r:.40} is not one of {', '.join(KINDS)}")
@@ -160,7 +163,7 @@ class _JsonReader:
         least = numbers["nranks"] * numbers["chunks"] * numbers["channels"]  # checked before memory is allocated
         if least > _MOST_CHUNKS:
             self._fail("collective", f"its buffers have more than {_MOST_CHUNKS:,} chunks in all")
-        return Collective(found["kind"], pairs=tuple(pairs), **numbers).check()
+        return Collective(found["kind"], pairs=tuple(pairs), reverse="reverse" in found, **numbers).check()
 
     def _batch(self, data: Any, round: int, places: Places, where: str) -> Batch:
         found = self._object(data, where, ("channel", "moves"))

@@ -88,6 +88,7 @@ def explain(
     pairs: Sequence[tuple[int, int]] = (),
     hosts: int | Sequence[int] | None = None,
     levels: tuple[int, int] | None = None,
+    reverse: bool = False,
 ) -> Explanation:
     """Explain which algorithm `select` chooses and why, as a table.
 
@@ -100,6 +101,7 @@ def explain(
         pairs: The (source, destination) ranks of a permute.
         hosts: The host of each rank, or a number of equal hosts, as in `build`.
         levels: (hosts, ranks per host), as in `build`.
+        reverse: True for a scan from the last rank to the first.
 
     Returns:
         An object with `.title`, `.rows` and `.chosen`, which prints as a table.
@@ -113,13 +115,13 @@ def explain(
         >>> print(found.chosen.algorithm, found.chosen.rounds, "|", found.rows[0].algorithm, found.rows[0].reason)
         bruck 2 | direct 1.1 × the time
     """
-    question = checked_question(kind, topology, nbytes, dtype, root, pairs, hosts, levels)
+    question = checked_question(kind, topology, nbytes, dtype, root, pairs, hosts, levels, reverse)
     found, best = weigh_candidates(question, known(kind), thorough=True)
     return Explanation(_title(question, dtype), tuple(_rows(found, best, question, dtype)))
 
 
 def _title(question: AlgorithmQuestion, dtype: Any) -> str:
-    what = Collective(question.kind, question.topology.nranks, question.root, question.pairs)
+    what = Collective(question.kind, question.topology.nranks, question.root, question.pairs, reverse=question.reverse)
     return f"{what}, {question.nbytes:,} bytes{'' if dtype is None else f' of {np.dtype(dtype)}'}, on {question.topology.name}"
 
 

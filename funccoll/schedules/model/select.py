@@ -18,6 +18,7 @@ from ...errors import DTypeError, ScheduleError
 from ..collective import KINDS, Collective, check_pairs
 from ..host_map import check_host_map, levels_of
 from ..registry import Algorithm, known
+from ..runs import expand
 from ..schedule import Schedule, build
 from .cost import Cost, chunk_bytes
 from .topology import Topology, check_topology
@@ -75,6 +76,7 @@ class AlgorithmQuestion:
     """The host of each rank, for hierarchical algorithms."""
     tuned_bits: bool
     """True if a measured machine may choose the order of combination."""
+    reverse: bool = False
 
     @property
     def in_order(self) -> bool:
@@ -105,6 +107,7 @@ def select(
     pairs: Sequence[tuple[int, int]] = (),
     hosts: int | Sequence[int] | None = None,
     levels: tuple[int, int] | None = None,
+    reverse: bool = False,
 ) -> Schedule:
     """Return the schedule that costs least on a topology, of those that may be chosen.
 
@@ -124,6 +127,7 @@ def select(
         hosts: The host of each rank, or a number of equal hosts, as in `build`. Hierarchical algorithms need these, or
             `levels`, or a topology of several hosts with several ranks on one.
         levels: (hosts, ranks per host), as in `build`.
+        reverse: True for a scan from the last rank to the first.
 
     Returns:
         A `Schedule`.
@@ -137,7 +141,7 @@ def select(
         >>> print(fc.schedules.select("all_gather", fc.schedules.Topology.ethernet(4), 1 << 20))
         <Schedule bruck for all_gather on 4 ranks: 2 rounds, 13 moves, 1 chunk per block>
     """
-    question = checked_question(kind, topology, nbytes, dtype, root, pairs, hosts, levels)
+    question = checked_question(kind, topology, nbytes, dtype, root, pairs, hosts, levels, reverse)
     return _select(question, known(kind))
 
 
@@ -151,12 +155,13 @@ def candidates(
     pairs: Sequence[tuple[int, int]] = (),
     hosts: int | Sequence[int] | None = None,
     levels: tuple[int, int] | None = None,
+    reverse: bool = False,
 ) -> list[Candidate]:
     """Return every algorithm for the collective, in the order of registration.
 
     Each is built, proved and costed if that is possible. Arguments and errors are those of `select`.
     """
-    question = checked_question(kind, topology, nbytes, dtype, root, pairs, hosts, levels)
+    question = checked_question(kind, topology, nbytes, dtype, root, pairs, hosts, levels, reverse)
     return weigh_candidates(question, known(kind), thorough=True)[0]
 
 
@@ -172,6 +177,7 @@ def checked_question(
     pairs: Sequence[tuple[int, int]],
     hosts: int | Sequence[int] | None,
     levels: tuple[int, int] | None,
+    reverse: bool = False,
 ) -> AlgorithmQuestion:
     """Check the arguments of `select`. Raises what `select` raises."""
     if isinstance(topology, (int, np.integer)):
@@ -184,10 +190,11 @@ def checked_question(
     narrow = found is not None and check_dtype(found, "the collective") in _NARROW
     nbytes = operator.index(nbytes) if isinstance(nbytes, np.integer) else nbytes
     # Checked here, because the cache answers questions that are equal to an earlier one (1 == True == 1.0).
-    Collective(kind, topology.nranks, root, check_pairs(pairs)).check()
+    Collective(kind, topology.nranks, root, check_pairs(pairs), reverse=reverse).check()
     chunk_bytes(Collective(kind, topology.nranks), nbytes)
     host_map = check_host_map(hosts, levels, topology.nranks) or topology.host_map
-    return AlgorithmQuestion(kind, topology, nbytes, narrow, int(root), check_pairs(pairs), host_map, may_change_bits())
+    free = may_change_bits()
+    return AlgorithmQuestion(kind, topology, nbytes, narrow, int(root), check_pairs(pairs), host_map, free, bool(reverse))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -211,7 +218,8 @@ def weigh_candidates(
     question: AlgorithmQuestion, known: tuple[Algorithm, ...], thorough: bool
 ) -> tuple[list[Candidate], Candidate]:
     """Return all candidates, and the best of them. Unless `thorough`, nothing is proved that costs more than the best."""
-    collective = Collective(question.kind, question.topology.nranks, question.root, question.pairs).check()
+    nranks = question.topology.nranks
+    collective = Collective(question.kind, nranks, question.root, question.pairs, reverse=question.reverse).check()
     chunk_bytes(collective, question.nbytes)
     found = [_candidate(algorithm, question) for algorithm in known]
     if question.preset is not None:
@@ -256,11 +264,11 @@ def rounded_seconds(candidate: Candidate) -> float:
 
 
 def _is_direct(candidate: Candidate) -> bool:
-    """Return True for a candidate that may be chosen and reads only inputs: it forwards nothing."""
+    """Return True for a candidate that may be chosen and forwards nothing."""
     schedule = candidate.schedule
     if candidate.objection or schedule is None:
         return False
-    return _reads_inputs_only(schedule)
+    return _forwards_nothing(schedule)
 
 
 def _may_be_direct(algorithm: Algorithm, question: AlgorithmQuestion) -> bool:
@@ -269,7 +277,7 @@ def _may_be_direct(algorithm: Algorithm, question: AlgorithmQuestion) -> bool:
     if p > _SMALL or algorithm.refusal(p) or (algorithm.is_hierarchical and question.hosts is None):
         return True  # the comparison reports it
     try:
-        return any(_reads_inputs_only(_built(algorithm, question, chunks)) for chunks in _numbers(algorithm, question))
+        return any(_forwards_nothing(_built(algorithm, question, chunks)) for chunks in _numbers(algorithm, question))
     except Exception:  # a user's generator may raise anything; the comparison reports it
         return True
 
@@ -282,9 +290,22 @@ def _numbers(algorithm: Algorithm, question: AlgorithmQuestion) -> Sequence[int 
 
 
 @functools.lru_cache(maxsize=1024)
-def _reads_inputs_only(schedule: Schedule) -> bool:
-    inputs = schedule.collective.input_chunks * schedule.nranks  # places of inputs come first
-    return all(bool((batch.src < inputs).all()) for batch in schedule.batches)
+def _forwards_nothing(schedule: Schedule) -> bool:
+    """Return True if ranks read inputs, and besides these only what they have written themselves."""
+    p = schedule.nranks
+    inputs = schedule.collective.input_chunks * p  # places of inputs come first
+    if all(bool((batch.src < inputs).all()) for batch in schedule.batches):
+        return True
+    if not schedule.collective.meaning.prefix:
+        return False
+    writer = np.full(schedule.places.size, -1)
+    for batch in schedule.batches:
+        dst, src, row = expand(batch, p)
+        by = batch.by[row][:, None]
+        if not ((src < inputs) | (writer[src] == by)).all():
+            return False
+        writer[dst] = by
+    return True
 
 
 def _candidate(algorithm: Algorithm, question: AlgorithmQuestion) -> Candidate:
@@ -320,7 +341,7 @@ def _judged(candidate: Candidate, question: AlgorithmQuestion) -> Candidate:
         proof = candidate.schedule.prove()
     except ScheduleError as error:
         return replace(candidate, cost=None, objection=_wrong(candidate.algorithm, error))
-    if question.in_order and not proof.left_fold:
+    if question.in_order and not (proof.left_fold or (proof.sequential and not question.narrow)):
         return replace(candidate, objection="one host: must be a left fold in rank order")
     if matters and question.narrow and proof.partial_sums:
         rounded = f"16-bit floats: would round {proof.partial_sums:,} partial sums"
@@ -347,6 +368,8 @@ def _built(algorithm: Algorithm, question: AlgorithmQuestion, chunks: int | None
     """Return the schedule. Questions that differ only in bytes share it."""
     given: dict[str, Any] = {"root": question.root, "pairs": question.pairs}
     given = {name: value for name, value in given.items() if name in algorithm.options}
+    if question.reverse:
+        given["reverse"] = True
     if algorithm.is_hierarchical:
         given["hosts"] = question.hosts
     nranks = question.topology.nranks

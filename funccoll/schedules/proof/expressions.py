@@ -2,7 +2,8 @@
 
 A leaf is an input chunk of one rank. Its number is its place. A node is a left fold of two or more expressions. Its first two
 operands are sorted, because every op here commutes bit by bit (a NaN that comes out is the canonical one). Nothing else may be
-reordered. Equal trees have equal numbers, so equal numbers mean equal bits.
+reordered. Equal trees have equal numbers, so equal numbers mean equal bits. Operands of a prefix reduction stay as they are: it
+must be right for an op that does not commute, too.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ __all__ = ["MIXED", "Expressions"]
 MIXED = -2
 """The label of an expression that combines different chunks."""
 _BITS = -1
+_COLUMNS = ("_low", "_span", "_label", "_part", "_twice", "_ordered")
 
 
 class Expressions:
@@ -42,6 +44,9 @@ class Expressions:
         self._label = np.zeros(64, np.int32)
         self._part = np.zeros(64, np.int32)
         self._twice = np.zeros(64, bool)
+        self._commutes = not collective.meaning.prefix
+        self._step = -1 if collective.reverse else 1
+        self._ordered = np.zeros(64, bool)
         self._makers: list[np.ndarray] = []
 
     # ------------------------------------------------------------ facts, for arrays of numbers
@@ -92,6 +97,12 @@ class Expressions:
         out[rows] = (self._masks[low[rows]] == self._below[-1]).all(axis=1)
         return out
 
+    def prefixes(self, ids: np.ndarray, first: np.ndarray, count: np.ndarray) -> np.ndarray:
+        """Return True for expressions of `count` ranks from the rank `first` on, combined in the order of a scan."""
+        low, span = self._interval(ids)
+        is_there = (low == first) | (span == self.p)  # all ranks are an interval from any of them
+        return is_there & (span == count) & self._fact(ids, self._ordered, np.ones(ids.shape, bool))
+
     def nranks(self, ids: np.ndarray) -> np.ndarray:
         """Return the number of ranks in each expression."""
         low, span = self._interval(ids)
@@ -106,7 +117,8 @@ class Expressions:
     def fold(self, operands: np.ndarray, maker: np.ndarray) -> np.ndarray:
         """Return the numbers of the folds of [n, k] operands, k ≥ 2. `maker` has the move that makes each."""
         kids = operands.astype(np.int64)
-        kids[:, :2].sort(axis=1)
+        if self._commutes:
+            kids[:, :2].sort(axis=1)
         ids, fresh, following = [], [], self.size
         number_of = self._known.setdefault
         for i, key in enumerate(self._keys(kids)):
@@ -131,18 +143,20 @@ class Expressions:
         low, span = self._interval(kids[:, 0])
         twice = self.twice(kids[:, 0])
         labels = self.labels(kids)
+        ordered = self._in_order(kids) if not self._commutes else np.zeros(n, bool)
         for j in range(1, k):
             low, span, again = self._union(low, span, *self._interval(kids[:, j]))
             twice = twice | again | self.twice(kids[:, j])
         at = self.size - self.leaves
         if at + n > len(self._label):
             room = max(n, len(self._label))
-            for name in ("_low", "_span", "_label", "_part", "_twice"):
+            for name in _COLUMNS:
                 column = getattr(self, name)
                 setattr(self, name, np.concatenate([column, np.zeros(room, column.dtype)]))
         self._low[at : at + n] = low
         self._span[at : at + n] = span
         self._twice[at : at + n] = twice
+        self._ordered[at : at + n] = ordered
         self._label[at : at + n] = np.where((labels == labels[:, :1]).all(axis=1), labels[:, 0], MIXED)
         self._part[at : at + n] = self.parts(kids[:, 0])
         small = np.int32 if self.size < 2**31 else np.int64
@@ -150,6 +164,13 @@ class Expressions:
         self._firsts.append(self.size)
         self._makers.append(maker.astype(small))
         self.size += n
+
+    def _in_order(self, kids: np.ndarray) -> np.ndarray:
+        """Return True for folds whose operands are in the order of a scan, and continue each other."""
+        before, after = (kids[:, :-1], kids[:, 1:])[:: self._step]
+        (low, span), (low2, _) = self._interval(before), self._interval(after)
+        in_order = self._fact(kids, self._ordered, np.ones(kids.shape, bool)).all(axis=1)
+        return in_order & ((span != _BITS) & (low + span == low2)).all(axis=1)
 
     def _union(
         self, low: np.ndarray, span: np.ndarray, low2: np.ndarray, span2: np.ndarray
@@ -173,7 +194,7 @@ class Expressions:
     def close(self) -> None:
         """Drop the tables that find equal expressions: no more will be made."""
         self._known.clear()
-        for name in ("_low", "_span", "_label", "_part", "_twice"):
+        for name in _COLUMNS:
             setattr(self, name, getattr(self, name)[: self.size - self.leaves].copy())
 
     def extended(self) -> Expressions:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...errors import ScheduleError, Source
+from ..collective import Collective
 from ..registry import known
 from .expressions import MIXED, Expressions
 from .symbolic import SymbolicExecutor
@@ -62,16 +64,47 @@ class Proof:
 
     @functools.cached_property
     def left_fold(self) -> bool:
-        """True if every output is one fold of all ranks' chunks in rank order: the default bits on one host."""
-        p = self.schedule.nranks
-        for node in set(np.asarray(self.outputs[2]).ravel().tolist()):
-            kids = self.nodes.children(node)
-            if p == 1 and not kids:
-                continue
-            first = kids[0] if kids else -1
-            if kids != tuple(range(first, first + p)) or first % p or first >= self.nodes.leaves:
-                return False
-        return True
+        """True if every output is one fold of its ranks' chunks in rank order: the default bits on one host.
+
+        A scan from the last rank has the order of that scan.
+        """
+        return all(self._is_left_fold(rank, node) for rank, node in self._distinct_outputs)
+
+    @functools.cached_property
+    def sequential(self) -> bool:
+        """True if every output is combined in rank order, one rank at a time, though partial results may be written.
+
+        Its bits are those of a left fold in every dtype in which a partial result is not rounded once more: all but 16-bit
+        floats.
+        """
+        known: set[int] = set()
+
+        def steps_in_order(rank: int, node: int) -> bool:
+            while node >= self.nodes.leaves and node not in known:
+                first, *others = self.nodes.children(node)
+                known.add(node)
+                if any(kid >= self.nodes.leaves for kid in others):
+                    return False
+                node = first
+            return True
+
+        return self.schedule.collective.meaning.prefix and all(steps_in_order(*out) for out in self._distinct_outputs)
+
+    @functools.cached_property
+    def _distinct_outputs(self) -> list[tuple[int, int]]:
+        """A rank and an expression, for each distinct expression of the outputs."""
+        nodes, first = np.unique(np.asarray(self.outputs[2]).ravel(), return_index=True)
+        return list(zip(np.asarray(self.outputs[0]).ravel()[first].tolist(), nodes.tolist(), strict=True))
+
+    def _is_left_fold(self, rank: int, node: int) -> bool:
+        collective, p = self.schedule.collective, self.schedule.nranks
+        first, count = (int(x) for x in collective.meaning.operands(collective, np.asarray(rank)))
+        kids = self.nodes.children(node)
+        if count == 1 and not kids:
+            return True
+        wanted = range(first, first + count)
+        chunk = (kids[0] if kids else node) // p
+        return kids == tuple([chunk * p + r for r in (reversed(wanted) if collective.reverse else wanted)])
 
     @functools.cached_property
     def orders(self) -> tuple[bytes, ...]:
@@ -154,9 +187,11 @@ def check_outputs(executor: SymbolicExecutor, name: str) -> tuple[np.ndarray, np
     bad = np.where(reduced, False, held != wanted * p + source) | (held < 0)
     ids = np.where(held < 0, 0, held)
     label_ok = table.labels(ids) == wanted
-    whole = np.zeros(len(ids), bool)
-    distinct, inverse = np.unique(ids, return_inverse=True)
-    whole = table.complete(distinct)[inverse]
+    if collective.meaning.prefix:
+        whole = table.prefixes(ids, *collective.meaning.operands(collective, rank))
+    else:
+        distinct, inverse = np.unique(ids, return_inverse=True)
+        whole = table.complete(distinct)[inverse]
     twice = table.twice(ids) & collective.meaning.carries_data
     bad |= reduced & (~label_ok | ~whole | twice)
     if bad.any():
@@ -204,7 +239,7 @@ def _wrong_output(
     if source[first] >= 0:
         expected = f"x{source[first]}[{wanted[first]}]"
     else:
-        shown = [f"x{r}[{wanted[first]}]" for r in range(collective.nranks)]
+        shown = [f"x{r}[{wanted[first]}]" for r in _operands(collective, int(rank[first]))]
         expected = " + ".join(shown if len(shown) <= 12 else [*shown[:3], "...", shown[-1]])
     more = int(bad.sum()) - 1
     tail = f" (and {more:,} more output chunk{'s are' if more > 1 else ' is'} wrong)" if more else ""
@@ -225,6 +260,12 @@ def _wrong_output(
     )
 
 
+def _operands(collective: Collective, rank: int) -> Sequence[int]:
+    """Return the ranks whose reduction a rank gets, in the order of a scan."""
+    ranks = collective.contributors(rank)
+    return ranks[::-1] if collective.reverse else ranks
+
+
 def _defined_at(kind: str, name: str) -> Source | None:
     """Return the line of an algorithm's definition, for errors that no move causes."""
     return next((a.source for a in known(kind) if a.name == name), None)
@@ -241,10 +282,14 @@ def _why(executor: SymbolicExecutor, held: int, place: int, wanted: int, reduced
     if strange:
         return f"it contains chunk {strange[0]}, and must hold chunk {wanted}", _first_bad(executor, held, last, MIXED)
     doubled = [f"rank {r} counts {_times(n)}" for (r, _), n in sorted(count.items()) if n > 1]
-    missing = [r for r in range(executor.collective.nranks) if (r, wanted) not in count]
+    operands = _operands(executor.collective, place % executor.collective.nranks)
+    missing = [r for r in operands if (r, wanted) not in count]
     lack = [f"{_ranks(missing)} missing"] if missing else []
+    beyond = sorted({r for r, _ in count}.difference(operands))
+    more = [f"{_ranks(beyond)} not in this prefix"] if beyond else []
     move = _first_bad(executor, held, last, 0) if doubled else last
-    return "; ".join([*doubled[:4], *(["..."] if len(doubled) > 4 else []), *lack]), move
+    reasons = [*doubled[:4], *(["..."] if len(doubled) > 4 else []), *lack, *more]
+    return "; ".join(reasons) or "a scan combines in the order of ranks, and this is another one", move
 
 
 def _times(n: int) -> str:

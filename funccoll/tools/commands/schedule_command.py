@@ -88,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--pairs", type=_pairs, default=(), metavar="S:D,...", help="source and destination ranks of a permute: 0:1,1:0"
     )
+    parser.add_argument("--reverse", action="store_true", help="a scan from the last rank to the first")
     parser.add_argument("--chunks", type=_count, metavar="N", help="chunks per block, for algorithms that take a number")
     parser.add_argument("--channels", type=_count, default=1, metavar="N", help="streams of each rank (1)")
     parser.add_argument(
@@ -252,6 +253,7 @@ def _show(options: argparse.Namespace) -> None:
         "pairs": options.pairs,
         "hosts": options.hosts,
         "levels": options.levels,
+        "reverse": options.reverse,
     }
     explanation = None
     if options.algorithm is None:
@@ -271,6 +273,7 @@ def _show(options: argparse.Namespace) -> None:
             hosts=options.hosts if takes else None,
             levels=options.levels,
             pairs=options.pairs,
+            reverse=options.reverse,
         )
     figures = figures_of(schedule, topology, nbytes, asked["dtype"])
     text = _exported(schedule, options.export, topology, nbytes) if options.export else None

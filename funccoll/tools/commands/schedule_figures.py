@@ -79,17 +79,19 @@ def summary(schedule: Schedule, figures: dict[str, Any]) -> list[tuple[str, str]
     measured = figures["measured_seconds"]
     told = "" if measured is None else f"; {seconds_text(measured)} measured here"
     rows.append(("time", f"{seconds_text(figures['seconds'])} predicted{size} on {figures['topology']}{told}"))
-    rows.append(("proof", _proof_text(figures)))
+    rows.append(("proof", _proof_text(figures, c.meaning.prefix)))
     for word, side in (("reads", figures["reads"]), ("writes", figures["writes"])):
         rows += [(word if i == 0 else "", line) for i, line in enumerate(_peer_lines(word, side))]
     return rows
 
 
-def _proof_text(figures: dict[str, Any]) -> str:
+def _proof_text(figures: dict[str, Any], is_scan: bool) -> str:
     text = "proved: every output holds exactly what it must"
     if figures["left_fold"] is None:
         return text
-    order = "in rank order, one left fold" if figures["left_fold"] else "in an order of its own, the same on all ranks"
+    order = "in an order of its own, the same on all ranks"
+    if is_scan or figures["left_fold"]:
+        order = ("in the order of the scan" if is_scan else "in rank order") + ", one left fold" * figures["left_fold"]
     partial = figures["partial_sums"]
     rounded = f"{partial:,} partial sums are written, which 16-bit floats round" if partial else "no partial sum is written"
     return f"{text}; reductions combine {order}; {rounded}"

@@ -26,7 +26,7 @@ __all__ = ["executor"]
 
 Tree = tuple[tuple[int, ...], ...]
 """An expression over the values 0 … p-1 of the ranks: step i folds the values of these numbers into value p + i, and the last
-one is the result. A subtree that occurs twice is one value."""
+one is the result. A subtree that occurs twice is one value. A copy is a fold of one value."""
 
 Run = tuple[int, int, Tree]
 """Parts of a block, from the first one to before the second one, that all have this tree."""
@@ -39,7 +39,15 @@ def executor(primitive: Primitive, schedule: Schedule) -> Callable[..., Sequence
     """The collective's reference, which combines in the order of the schedule."""
     if not schedule.collective.meaning.combines or schedule.prove().left_fold:
         return primitive.reference
-    return functools.partial(primitive.reference, combine=_Order(schedule.prove()).combine)
+    ordered = functools.partial(primitive.reference, combine=_Order(schedule.prove()).combine)
+    if not schedule.prove().sequential:
+        return ordered
+
+    def sequential(shards: Sequence[Any], **params: Any) -> Sequence[Any]:
+        rounds_partial_results = shards[0].dtype.itemsize == 2
+        return (ordered if rounds_partial_results else primitive.reference)(shards, **params)
+
+    return sequential
 
 
 class _Order:
@@ -87,7 +95,7 @@ def _tree(proof: Proof, node: int) -> Tree:
         elif here not in number:
             number[here] = p + len(steps)
             steps.append(tuple(number[k] for k in kids))
-    return tuple(steps)
+    return tuple(steps) or ((number[node],),)
 
 
 def _runs(trees: Sequence[tuple[int, Tree]]) -> list[Run]:
@@ -101,6 +109,8 @@ def _runs(trees: Sequence[tuple[int, Tree]]) -> list[Run]:
 
 def _evaluate(tree: Tree, values: list[np.ndarray], op: str) -> np.ndarray:
     """A tree on the ranks' values. A mean divides once the sum is complete."""
+    if len(tree[-1]) == 1:  # the first rank of a scan gets what it has
+        return values[tree[-1][0]]
     partial = "sum" if op == "mean" else op
     ranks = len(values)
     for operands in tree[:-1]:

@@ -73,7 +73,8 @@ _NEWS = 1.0  # seconds for the news of a failure that MPI has noticed
 class MpiTransport(SharedMemoryTransport):
     """The part of a job over MPI that serves one mesh. `mpi` is mpi4py's module, `whole` a communicator of the job's ranks.
 
-    known: MPI's communicators of the job, by the tags of ours. A mesh from a pickle gets a transport for each program.
+    known: MPI's communicators of the job, by the tags of ours, or ~tag for the opposite order of ranks. A mesh from a pickle
+        gets a transport for each program.
     """
 
     native_algorithms = (ALGORITHM,)
@@ -92,16 +93,18 @@ class MpiTransport(SharedMemoryTransport):
             made += [MpiCall(self, neighbours)] if native else super().compile(neighbours, mesh, share_results)
         return made
 
-    def communicator(self, ranks: Communicator, wait: Callable[[Callable[[], bool]], None]) -> Any:
+    def communicator(self, ranks: Communicator, wait: Callable[[Callable[[], bool]], None], reverse: bool = False) -> Any:
         """MPI's communicator for one of ours. All of its ranks make it together when it is first needed.
 
+        With `reverse` it has the ranks in the opposite order, for a scan from the last one.
         Each of ours has one: other threads may use another with the same ranks at the same time. `wait` waits until a function
         returns True, or raises. MPI makes the communicator in C, and nothing else is noticed meanwhile, so a thread of its own
         makes it.
         """
-        if ranks.tag not in self._communicators:
+        key = ~ranks.tag if reverse else ranks.tag
+        if key not in self._communicators:
             made: list[Any] = []
-            make = lambda: made.append(self._create(ranks))
+            make = lambda: made.append(self._create(ranks, -1 if reverse else 1))
             if self.mpi.Query_thread() < self.mpi.THREAD_MULTIPLE:
                 make()
             else:
@@ -111,11 +114,11 @@ class MpiTransport(SharedMemoryTransport):
                 wait(lambda: not thread.is_alive())
                 if failed:
                     raise failed[0]
-            self._communicators[ranks.tag] = made[0]
-        return self._communicators[ranks.tag]
+            self._communicators[key] = made[0]
+        return self._communicators[key]
 
-    def _create(self, ranks: Communicator) -> Any:
-        made = self._whole.Create_group(self._whole.Get_group().Incl(ranks.members), ranks.tag % _LEAST_TAGS)
+    def _create(self, ranks: Communicator, step: int = 1) -> Any:
+        made = self._whole.Create_group(self._whole.Get_group().Incl(ranks.members[::step]), ranks.tag % _LEAST_TAGS)
         made.Set_errhandler(self.mpi.ERRORS_RETURN)
         return made
 
@@ -231,7 +234,7 @@ class MpiCall(AgreedExecutable):
                     self._wait(requests)
                     results += [last() for last in finish]
                     requests, finish = [], []
-                communicator = self.transport.communicator(part.ranks, self._wait_until)
+                communicator = self.transport.communicator(part.ranks, self._wait_until, part.collective.reverse)
                 value = arrays[argument] if argument >= 0 else results[~argument]
                 source = part.layout.input.flat(value, np.ascontiguousarray)
                 output, last = self._output(part)
@@ -248,10 +251,12 @@ class MpiCall(AgreedExecutable):
         """The flat memory of a result, and the function that makes the result of it."""
         blocks, shape = part.layout.output, part.operand.out_shape
         memory = self.transport.device.allocate((blocks.size,) if blocks.is_strided else shape, part.operand.dtype)
-        if not part.has_output or not memory.size:
+        if not memory.size:
             memory[...] = 0
 
         def finish() -> np.ndarray:
+            if not part.has_output:
+                memory[...] = 0  # MPI leaves the first rank's result of an Exscan undefined
             if part.op == "mean" and part.has_output:
                 np.divide(memory, part.collective.nranks, out=memory)
             result = np.ascontiguousarray(blocks.shaped(memory, shape)) if blocks.is_strided else memory
@@ -281,6 +286,10 @@ class MpiCall(AgreedExecutable):
             return communicator.Igather(given, taken if is_root else None, root)
         if kind == "scatter":
             return communicator.Iscatter(given if is_root else None, taken, root)
+        if kind == "inclusive_scan":
+            return communicator.Iscan(given, taken, op)
+        if kind == "exclusive_scan":
+            return communicator.Iexscan(given, taken, op)
         assert kind == "broadcast", kind
         if is_root:
             output[...] = source

@@ -44,8 +44,8 @@ _OPS = {"sum": "NCCL_SUM", "mean": "NCCL_SUM", "prod": "NCCL_PROD", "max": "NCCL
 
 
 def is_native(kind: str, op: str, dtype: np.dtype, algorithm: str) -> bool:
-    """True if NCCL does a collective itself: `algorithm` asks for it, and NCCL can combine these elements."""
-    if algorithm != ALGORITHM:
+    """True if NCCL does a collective itself: `algorithm` asks for it, and NCCL has it (no scans) for these elements."""
+    if algorithm != ALGORITHM or KINDS[kind].prefix:
         return False
     return not KINDS[kind].combines or (op in _OPS and dtype.name in _DTYPES)
 

@@ -180,7 +180,7 @@ class SegmentWriter:
                 places = [self.place(number, slot, at * dtype.itemsize, step * dtype.itemsize) for slot, at, step in starts]
                 destinations, sources = places[: len(dsts)], places[len(dsts) :]
                 self.transit.before(destinations, sources, rows, length * dtype.itemsize)
-                if p == len(sources) == 1 and op in ("max", "min"):  # a single NaN becomes the canonical one, too
+                if s.schedule.collective.folds_one and op in ("max", "min"):  # a single NaN becomes the canonical one, too
                     sources = sources * 2
                 if len(sources) > 1:
                     self.emit(

@@ -35,6 +35,7 @@ SIMPLE = {
     "all_to_all": "direct",
     "permute": "direct",
     **dict.fromkeys(("broadcast", "reduce", "gather", "scatter"), "flat"),
+    **dict.fromkeys(("inclusive_scan", "exclusive_scan"), "one_shot"),
 }
 SMALL, LARGE = ControlBlock(0, 2, mailboxes=MAILBOXES).rings
 
@@ -69,9 +70,9 @@ def test_schedules_that_only_read_inputs_are_told_by_their_moves(kind, p):
             schedule = built(kind, p, name, pairs=[(0, 1)] if kind == "permute" else ())
         except FunccollError:
             continue
-        ends = [(places(move.dsts), places(move.srcs)) for move in schedule.moves]
-        only = all(buffer == "input" for _, srcs in ends for _, buffer, _ in srcs) and all(
-            buffer == "output" and rank == dsts[0][0] for dsts, _ in ends for rank, buffer, _ in dsts
+        ends = [(places(move.dsts), places(move.srcs), move.by) for move in schedule.moves]
+        only = all(buffer == "input" for _, srcs, _ in ends for _, buffer, _ in srcs) and all(
+            buffer == "output" and rank == by for dsts, _, by in ends for rank, buffer, _ in dsts
         )
         assert schedule.streams().verify().reads_only_inputs == only, schedule
         found |= {name} if only else set()

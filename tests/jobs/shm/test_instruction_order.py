@@ -28,6 +28,7 @@ SIMPLE = {
     "all_to_all": "direct",
     "permute": "direct",
     **dict.fromkeys(("broadcast", "reduce", "gather", "scatter"), "flat"),
+    **dict.fromkeys(("inclusive_scan", "exclusive_scan"), "one_shot"),
 }
 SMALL, LARGE = ControlBlock(0, 2, mailboxes=MAILBOXES).rings
 

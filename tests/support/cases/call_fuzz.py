@@ -96,6 +96,8 @@ def collective(rng: random.Random, axes: tuple[str, ...], n: int, dtype: np.dtyp
         "reduce": (lambda x: fc.reduce(x, axis, root=root, op=op), False),
         "gather": (lambda x: fc.gather(x, axis, root=root), False),
         "scatter": (lambda x: fc.scatter(x, axis, root=root), True),
+        "inclusive_scan": (lambda x: fc.inclusive_scan(x, axis, op=op if op != "mean" else "sum"), False),
+        "exclusive_scan": (lambda x: fc.exclusive_scan(x, axis, op=op if op != "mean" else "sum", reverse=True), False),
     }
     name = rng.choice(list(makers) + ["all_reduce"] * 3)
     function, splits = makers[name]

@@ -92,6 +92,21 @@ def block(x: Any, dim: int, i: int, p: int) -> Any:
     return np.split(x, p, axis=dim)[i]
 
 
+def before(group: list[Any], i: int, reverse: bool) -> list[Any]:
+    """The shards that a scan combines before that of place i."""
+    return group[:i:-1] if reverse else group[:i]
+
+
+def neutral(op: str, x: Any) -> Any:
+    """What changes nothing, in the shape and dtype of `x`."""
+    if op in ("max", "min"):
+        limits = np.iinfo(x.dtype) if x.dtype.kind in "iu" else None
+        lowest = False if x.dtype.kind == "b" else limits.min if limits else -np.inf
+        highest = True if x.dtype.kind == "b" else limits.max if limits else np.inf
+        return np.full_like(x, lowest if op == "max" else highest)
+    return ~np.zeros_like(x) if op == "and" else np.full_like(x, op == "prod")
+
+
 # ---------------------------------------------------------------- the table
 
 
@@ -150,6 +165,23 @@ def cases() -> list[Case]:
             lambda p: (2, p),
             **arith,
         )
+        if op != "mean":
+            for reverse, *shapes in ((False, (), (0,), (2, 3)), (True, (5,))):
+                way = " reverse" * reverse
+                add(
+                    f"inclusive_scan {op}{way}",
+                    lambda x, a, p, op=op, back=reverse: fc.inclusive_scan(x, a, op=op, reverse=back),
+                    lambda g, i, op=op, back=reverse: left_fold(op, before(g, i, back) + [g[i]]),
+                    *shapes,
+                    **arith,
+                )
+                add(
+                    f"exclusive_scan {op}{way}",
+                    lambda x, a, p, op=op, back=reverse: fc.exclusive_scan(x, a, op=op, reverse=back),
+                    lambda g, i, op=op, back=reverse: left_fold(op, before(g, i, back) or [neutral(op, g[i])]),
+                    *shapes[-1:],
+                    **arith,
+                )
     for dim in (0, 1, -1):
         add(
             f"all_gather {dim}",

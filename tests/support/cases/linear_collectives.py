@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 import funccoll as fc
 
 Linear = Callable[[Any, Any, int], Any]
@@ -28,12 +30,18 @@ LINEAR: dict[str, Linear] = {
     "reduce mean": lambda x, a, p: fc.reduce(x, a, root=p - 1, op="mean"),
     "gather": lambda x, a, p: fc.gather(x, a, root=p - 1, dim=1),
     "scatter": lambda x, a, p: fc.scatter(x, a, root=1 % p, dim=1),
+    "inclusive_scan sum": lambda x, a, p: fc.inclusive_scan(x, a),
+    "exclusive_scan sum": lambda x, a, p: fc.exclusive_scan(x, a, reverse=True),
     "pvary": lambda x, a, p: fc.pvary(x, a),
 }
 FROM_UNVARYING = {"own_slice", "pvary"}
 
 NONLINEAR: dict[str, Linear] = {
     f"{kind} {op}": (lambda x, a, p, kind=kind, op=op: getattr(fc, kind)(x, a, op=op))
-    for kind in ("all_reduce", "reduce")
+    for kind in ("all_reduce", "reduce", "inclusive_scan")
+    for op in ("max", "min", "prod")
+}
+NONLINEAR |= {  # without the identity, which is infinite
+    f"exclusive_scan {op}": (lambda x, a, p, op=op: np.clip(fc.exclusive_scan(x, a, op=op, reverse=True), -2, 2))
     for op in ("max", "min", "prod")
 }

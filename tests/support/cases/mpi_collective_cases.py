@@ -40,6 +40,9 @@ def cases(axis: Any, size: int) -> Iterator[Case]:
             yield lambda x, a, op=op: fc.all_reduce(x, axis, op=op, algorithm=a), dtype, True
             yield lambda x, a, op=op: fc.reduce(x, axis, op=op, root=size - 1, algorithm=a), dtype, False
             yield lambda x, a, op=op: fc.reduce_scatter(x, axis, op=op, dim=1, algorithm=a), dtype, False
+            if op != "mean":
+                yield lambda x, a, op=op: fc.inclusive_scan(x, axis, op=op, algorithm=a), dtype, False
+                yield lambda x, a, op=op: fc.exclusive_scan(x, axis, op=op, reverse=True, algorithm=a), dtype, False
     for dtype, dim in itertools.product(map(np.dtype, MOVED), (0, 1)):
         yield lambda x, a, dim=dim: fc.all_gather(x, axis, dim=dim, algorithm=a), dtype, True
         yield lambda x, a, dim=dim: fc.all_gather(x, axis, dim=dim, stack=True, algorithm=a), dtype, True

@@ -21,10 +21,18 @@ CALLS: dict[str, Callable[..., Any]] = {
     "permute": lambda x, a, p, how: fc.permute(x, a, pairs=[(i, (i + 1) % p) for i in range(p) if i != 1], algorithm=how),
     "broadcast": lambda x, a, p, how: fc.broadcast(x, a, root=p - 1, algorithm=how),
     "reduce": lambda x, a, p, how: fc.reduce(x, a, root=p // 2, algorithm=how),
+    "inclusive_scan": lambda x, a, p, how: fc.inclusive_scan(x, a, algorithm=how),
+    "exclusive_scan": lambda x, a, p, how: fc.exclusive_scan(x, a, reverse=True, algorithm=how),
     "gather": lambda x, a, p, how: fc.gather(x, a, root=p - 1, dim=1, algorithm=how),
     "scatter": lambda x, a, p, how: fc.scatter(x, a, root=p // 2, dim=1, algorithm=how),
 }
-REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
+SCANS = ("inclusive_scan", "exclusive_scan")
+REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce", *SCANS)
+
+
+def options_of(kind: str, p: int) -> dict[str, Any]:
+    """What a reduction needs to be told besides the op: the last rank is the root."""
+    return {"reduce": {"root": p - 1}, "reduce_scatter": {"dim": 1}, "exclusive_scan": {"reverse": True}}.get(kind, {})
 
 
 def forced(kind: str, how: str | None, mesh: fc.Mesh, axes: Any = "x", **options: Any) -> Any:

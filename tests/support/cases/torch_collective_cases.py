@@ -164,6 +164,21 @@ def whole_maps(p: int) -> dict[str, tuple[Callable[..., torch.Tensor], Callable[
             lambda x, m, a, op=op: ft.reduce_scatter(x, m, a, dim=-1, op=op),
             lambda xs, total=total: list(total(xs).chunk(p, -1)),
         )
+    for op in ("sum", "max", "prod"):
+        combine, first = reductions[op], float(op == "prod")
+        maps[f"inclusive_scan {op}"] = (
+            lambda x, m, a, op=op: ft.inclusive_scan(x, m, a, op=op),
+            lambda xs, combine=combine: [combine(torch.stack(xs[: i + 1])) for i in range(p)],
+        )
+        if op == "max":
+            continue  # the loss of its identity is infinite
+        maps[f"exclusive_scan {op}"] = (
+            lambda x, m, a, op=op: ft.exclusive_scan(x, m, a, op=op, reverse=True),
+            lambda xs, combine=combine, first=first: [
+                *(combine(torch.stack(xs[i + 1 :])) for i in range(p - 1)),
+                torch.full_like(xs[0], first),
+            ],
+        )
     maps["all_gather"] = (lambda x, m, a: ft.all_gather(x, m, a, dim=1), lambda xs: [torch.cat(xs, 1)] * p)
     maps["all_to_all"] = (
         lambda x, m, a: ft.all_to_all(x, m, a, split_dim=0, concat_dim=-1),

@@ -128,5 +128,12 @@ CLOSED_FORMS = [
         ClosedForm(kind, "binomial", lambda p, n, a, b, g: ceil_log2(p) * a + share(p) * n * b)
         for kind in ("gather", "scatter")
     ),
+    ClosedForm("inclusive_scan", "linear", lambda p, n, a, b, g: (p - 1) * (a + n * b + n * g)),
+    ClosedForm("inclusive_scan", "kogge_stone", lambda p, n, a, b, g: ceil_log2(p) * (a + n * b + n * g)),
+    *(
+        ClosedForm("inclusive_scan", "pipelined_chain", chain(chunks, gamma=True), options={"chunks": chunks})
+        for chunks in (1, 8)
+    ),
+    ClosedForm("exclusive_scan", "linear", lambda p, n, a, b, g: (p - 1) * (a + n * b) + max(0, p - 2) * n * g),
     ClosedForm("barrier", "dissemination", lambda p, n, a, b, g: ceil_log2(p) * a),
 ]

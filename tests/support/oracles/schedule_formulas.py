@@ -8,7 +8,7 @@ References: [TRG] Thakur, Rabenseifner, Gropp 2005. [PY] Patarasuk, Yuan 2009. [
 Weathersby 1997. [T] Träff, arXiv 2410.14234. [J] Jeaugey, arXiv 2506.20252. [C] Chan, Heimlich, Purkayastha,
 van de Geijn 2007. [VdG] Barnett, Gupta, Payne, Shuler, van de Geijn, Watts 1994. [SST] Sanders, Speck, Träff 2009.
 [HFM] Hensgen, Finkel, Manber 1988. [PG] Pješivac-Grbović et al. 2007. [TH] Träff, Hunold 2020.
-[K] Karonis et al. 2000.
+[K] Karonis et al. 2000. [ST] Sanders, Träff 2006. [KS] Kogge, Stone 1973. [BK] Brent, Kung 1982. [Bl] Blelloch 1990.
 Many give sums for powers of two only; where p is arbitrary, the counts are of what the text describes for that p.
 """
 
@@ -288,6 +288,84 @@ def two_tree_rounds(p: int, chunks: int) -> tuple[int, int]:
     return chunks - 1 + log2_ceil(p), 2 * log2_ceil(p) + chunks - 2
 
 
+# ---------------------------------------------------------------- scans
+
+
+def one_shot_scan(p: int, n: int) -> Traffic:
+    """Every rank gets the vectors of those before it, by the definition of MPI_Scan and MPI_Exscan."""
+    return _messages(p, [[(s, r, n) for r in range(p) for s in range(r)]]).without_empty()
+
+
+def two_shot_scan(p: int, n: int, own: int) -> Traffic:
+    """Owner c of a chunk reads it from one rank after the other, and what it wrote before; result r goes to rank r."""
+    rounds = []
+    for r in range(1 - own, p):
+        read = r if own else r - 1
+        before = r > 1 - own
+        step = [(read, c, n // p) for c in range(p)] + [(c, r, n // p) for c in range(p)]
+        rounds.append(step + [(r - 1, c, n // p) for c in range(p) if before])
+    return _messages(p, [[(s, d, size) for s, d, size in step if s != d] for step in rounds]).without_empty()
+
+
+def chain_scan(p: int, n: int, chunks: int = 1) -> Traffic:
+    """Rank v gets chunk c in round c + v − 1, as in a pipelined broadcast [ST, linear pipeline]."""
+    return chain_broadcast(p, n, chunks)
+
+
+def kogge_stone_scan(p: int, n: int, first: int = 0) -> Traffic:
+    """Round k: from each rank to the one 2ᵏ after it; among the ranks from `first` on [KS]."""
+    rounds = [[(r - 2**k, r, n) for r in range(first + 2**k, p)] for k in range(log2_ceil(p - first))]
+    return _messages(p, rounds)
+
+
+def shifted_kogge_stone_scan(p: int, n: int) -> Traffic:
+    """To the next rank, then an inclusive scan without the first one."""
+    shift = _messages(p, [[(r - 1, r, n) for r in range(1, p)]] if p > 1 else [])
+    return shift.then(kogge_stone_scan(p, n, 1)) if p > 1 else shift
+
+
+def _halves(p: int, d: int) -> list[tuple[int, int]]:
+    """The last ranks of both halves of every block of 2d ranks; the second half may be cut off by p, but not empty."""
+    return [(b + d - 1, min(b + 2 * d, p) - 1) for b in range(0, p - d, 2 * d)]
+
+
+def blelloch_inclusive_scan(p: int, n: int) -> Traffic:
+    """Sums of whole blocks up, then from each whole block's end to the middle of the next one, far ones first [BK]."""
+    levels = [2**k for k in range(log2_ceil(p))]
+    up = [[(left, right, n) for left, right in _halves(p, d) if right - left == d] for d in levels]
+    down = [[(left, left + d, n) for left in range(2 * d - 1, p - d, 2 * d)] for d in reversed(levels)]
+    return _messages(p, [*up, *down]).without_empty()
+
+
+def blelloch_exclusive_scan(p: int, n: int) -> Traffic:
+    """Sums of first halves up; then second halves get the first half's, and first halves what is before their block [Bl]."""
+    levels = [2**k for k in range(log2_ceil(p))]
+    up = [[(left, right, n) for left, right in _halves(p, d) if right - left == d and right < p - 1] for d in levels]
+    down = [[(left, right, n) for left, right in _halves(p, d)] for d in levels]
+    back = [[(right, left, n) for left, right in _halves(p, d) if left >= d] for d in levels]
+    return _messages(p, [*up, *(a + b for a, b in zip(reversed(down), reversed(back)))]).without_empty()
+
+
+def hierarchical_scan(p: int, n: int, hosts: int, ranks_per_host: int, own: int) -> Traffic:
+    """Totals of hosts but the last, an exclusive scan of them among last ranks, and then every host's scan inside [ST]."""
+    q = ranks_per_host
+    if q == 1:
+        return kogge_stone_scan(p, n) if own else shifted_kogge_stone_scan(p, n)
+
+    def inside(host: int) -> list[tuple[int, int, int]]:
+        ranks = range(host * q, host * q + q)
+        return [(s, r, n) for r in ranks for s in ranks if s < r]
+
+    if hosts == 1:
+        return _messages(p, [inside(0)])
+    last = [h * q + q - 1 for h in range(hosts)]
+    totals = [(r, last[h], n) for h in range(hosts - 1) for r in range(h * q, last[h])]
+    shift = [(last[h - 1], last[h], n) for h in range(1, hosts)]
+    doubling = [[(last[h - 2**k], last[h], n) for h in range(1 + 2**k, hosts)] for k in range(log2_ceil(hosts - 1))]
+    end = [m for h in range(1, hosts) for m in (*inside(h), *((last[h], r, n) for r in range(h * q, last[h])))]
+    return _messages(p, [totals + inside(0), shift, *doubling, end])
+
+
 # ---------------------------------------------------------------- barrier
 
 
@@ -338,5 +416,19 @@ EXPECTED = {
     ("reduce", "hierarchical"): hierarchical_reduce,
     ("gather", "hierarchical"): hierarchical_gather,
     ("scatter", "hierarchical"): hierarchical_scatter,
+    ("inclusive_scan", "one_shot"): one_shot_scan,
+    ("inclusive_scan", "two_shot"): lambda p, n: two_shot_scan(p, n, 1),
+    ("inclusive_scan", "linear"): chain_scan,
+    ("inclusive_scan", "pipelined_chain"): chain_scan,
+    ("inclusive_scan", "kogge_stone"): kogge_stone_scan,
+    ("inclusive_scan", "blelloch"): blelloch_inclusive_scan,
+    ("inclusive_scan", "hierarchical"): lambda p, n, **levels: hierarchical_scan(p, n, own=1, **levels),
+    ("exclusive_scan", "one_shot"): one_shot_scan,
+    ("exclusive_scan", "two_shot"): lambda p, n: two_shot_scan(p, n, 0),
+    ("exclusive_scan", "linear"): chain_scan,
+    ("exclusive_scan", "pipelined_chain"): chain_scan,
+    ("exclusive_scan", "kogge_stone"): shifted_kogge_stone_scan,
+    ("exclusive_scan", "blelloch"): blelloch_exclusive_scan,
+    ("exclusive_scan", "hierarchical"): lambda p, n, **levels: hierarchical_scan(p, n, own=0, **levels),
 }
 """The table's algorithms, but for the two trees (a bound), permute and the barrier."""

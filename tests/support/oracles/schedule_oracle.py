@@ -47,6 +47,10 @@ def expected(
     p, root = collective.nranks, collective.root
     ranks = range(p)
 
+    def scanned(r: int, own: int) -> np.ndarray | None:
+        before = range(p - 1, r - own, -1) if collective.reverse else range(r + own)
+        return reduced([inputs[i] for i in before], op) if before else None
+
     def split(x: np.ndarray) -> list[np.ndarray]:
         return np.split(x, p, axis=dim)
 
@@ -68,6 +72,10 @@ def expected(
         case "all_to_all":
             blocks = [split(x) for x in inputs]
             return [np.concatenate([of_one[r] for of_one in blocks], axis=concat_dim) for r in ranks]
+        case "inclusive_scan":
+            return [scanned(r, 1) for r in ranks]
+        case "exclusive_scan":
+            return [scanned(r, 0) for r in ranks]
         case "permute":
             sources = {d: s for s, d in collective.pairs}
             return [inputs[sources[r]] if r in sources else None for r in ranks]
@@ -86,6 +94,10 @@ class Oracle:
             bound = rounding(inputs, op)
             scattered = collective.kind == "reduce_scatter"
             self.bounds = np.split(bound, collective.nranks, axis=dim) if scattered else [bound] * collective.nranks
+            if collective.meaning.prefix and op == "prod":  # that of a prefix may be larger
+                self.bounds = [
+                    rounding([inputs[i] for i in collective.contributors(r)] or inputs, op) for r in range(len(inputs))
+                ]
 
     def check(self, outputs: Sequence[np.ndarray | None], what: Any = "") -> None:
         """Integers and moved data must be equal, reductions of floats within their rounding; copies equal in bits."""
@@ -171,6 +183,7 @@ def variants(p: int, kinds: Sequence[str] | None = None) -> Iterator[tuple[str, 
             roots = sorted({0, p - 1, p // 2}) if KINDS[kind].rooted else [0]
             maps = host_maps(p) if "hosts" in takes else [None]
             chunks = [None, 3] if "chunks" in takes else [None]
+            reverses = [False, True] if KINDS[kind].prefix else [False]
             pairs: list[Any] = [()]
             if kind == "permute":
                 pairs = [[(r, (r + 1) % p) for r in range(p)], [(r, r + 1) for r in range(p - 1)], []]
@@ -178,5 +191,6 @@ def variants(p: int, kinds: Sequence[str] | None = None) -> Iterator[tuple[str, 
                 for hosts in maps if root == roots[0] else maps[-1:]:
                     for chunk in chunks if root == roots[-1] or chunks == [None] else chunks[:1]:
                         for pair in pairs:
-                            given = {"root": root, "hosts": hosts, "chunks": chunk, "pairs": pair}
-                            yield kind, name, {k: v for k, v in given.items() if v}
+                            for reverse in reverses:
+                                given = {"root": root, "hosts": hosts, "chunks": chunk, "pairs": pair, "reverse": reverse}
+                                yield kind, name, {k: v for k, v in given.items() if v}

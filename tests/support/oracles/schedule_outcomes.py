@@ -54,9 +54,17 @@ def right_outcome(streams: Streams, executions: int = 2) -> Any:
     out = set()
     for e, given in enumerate(machine.given):
         for rank, chunk, source, wanted in zip(*(x.tolist() for x in c.required()), strict=True):
-            ranks = range(p) if source < 0 else [source]
+            ranks = [source] if source >= 0 else _reduced_on(rank, c.kind, p, c.reverse)
             out.add((e, (c.input_chunks + chunk) * p + rank, sum(given[wanted * p + r] for r in ranks)))
     return frozenset(out)
+
+
+def _reduced_on(rank: int, kind: str, p: int, reverse: bool) -> range:
+    """The ranks whose reduction a rank gets."""
+    if kind not in ("inclusive_scan", "exclusive_scan"):
+        return range(p)
+    own = kind == "inclusive_scan"
+    return range(rank + 1 - own, p) if reverse else range(rank + own)
 
 
 class _Machine:

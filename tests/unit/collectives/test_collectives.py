@@ -21,7 +21,7 @@ from tests.support.spmd import MESHES, bits, expected, group_of, on_meshes, per_
 pytestmark = pytest.mark.covers("collectives")
 
 FEW = 24
-"""Of the 24 choices of axes one for each of 138 cases, another one for the next case."""
+"""Of the 24 choices of axes one for each of 180 cases, another one for the next case."""
 
 
 @pytest.mark.parametrize(

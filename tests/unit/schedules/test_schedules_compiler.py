@@ -61,7 +61,7 @@ def test_gradients_do_not_depend_on_the_algorithm(kind: str, p: int):
         return per_device(mesh, fc.grad(loss))(x)
 
     expected = gradient(None)
-    assert np.any(np.asarray(expected))
+    assert np.any(np.asarray(expected)) or (kind == "exclusive_scan" and p == 1)  # nothing is before it
     for how in fc.schedules.algorithms(kind, p):
         assert bits(gradient(how)) == bits(expected), how
 

@@ -113,6 +113,8 @@ def test_the_first_of_each_collective_is_the_default():
         "reduce": "flat",
         "gather": "flat",
         "scatter": "flat",
+        "inclusive_scan": "one_shot",
+        "exclusive_scan": "one_shot",
         "barrier": "dissemination",
     }
 
@@ -125,7 +127,7 @@ def test_docstrings_say_rounds_bytes_cost_use_and_source(kind, name):
     facts = {line.split(":")[0]: line.split(":", 1)[1] for line in facts.splitlines() if line.split(":")[0].isalpha()}
     assert list(facts) == ["Rounds", "Bytes", "Cost", "For", "Source"]
     assert "α" in facts["Cost"] and ("β" in facts["Cost"] or kind == "barrier")
-    combines = kind in ("all_reduce", "reduce_scatter", "reduce")
+    combines = KINDS[kind].combines
     assert ("γ" in text.partition("Cost:")[2].partition("For:")[0]) == combines
     assert all(len(fact) > 2 for fact in facts.values())
 
@@ -141,7 +143,7 @@ def test_rounds_and_bytes_are_those_published(kind, name, sizes):
         expected = at_root(EXPECTED[kind, name](p, n, **options, **levels), root)
         equal(counted(schedule, n), expected, schedule)
         # A rank's copies of its own need no round to themselves.
-        assert schedule.nrounds == (len(expected.sent) if p > 1 else 1), schedule
+        assert schedule.nrounds == (len(expected.sent) if p > 1 else int(kind != "exclusive_scan")), schedule
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -173,6 +175,12 @@ def test_totals_are_those_published(kind, name, sizes):
             assert all((s == n // 2 * bits).all() for s in sums)
         if kind == "reduce":
             assert reduced.sum() == (p - 1) * n
+        if KINDS[kind].prefix and name in ("two_shot", "linear", "pipelined_chain"):  # the fewest combines that there can be
+            assert reduced.sum() == max(0, p - (1 if kind == "inclusive_scan" else 2)) * n
+        if KINDS[kind].prefix and name == "blelloch":
+            assert reduced.sum() < 2 * p * n
+        if KINDS[kind].prefix and name in ("linear", "pipelined_chain"):
+            assert all(s.sum() == (p - 1) * n for s in sums)
         if kind in ("broadcast", "scatter", "gather", "all_gather", "all_to_all", "permute"):
             assert not reduced.any()
 
@@ -187,7 +195,7 @@ def across(schedule, hosts, n):
     return [np.bincount(host[end][far], (count * chunk)[far], 1 + max(hosts)).astype(int) for end in (source, destination)]
 
 
-@pytest.mark.parametrize("kind", [kind for kind, name in OURS if name == "hierarchical"])
+@pytest.mark.parametrize("kind", [kind for kind, name in OURS if name == "hierarchical" and not KINDS[kind].prefix])
 def test_hosts_send_and_receive_the_fewest_bytes_that_they_can(kind):
     for hosts in [hosts for p in (2, 3, 5, 6, 8, 12) for hosts in host_maps(p)]:
         p = len(hosts)

@@ -38,6 +38,8 @@ def variants(kind: str, name: str, p: int) -> list[dict]:
         out += [{"hosts": hosts, "root": root} for hosts in host_maps(p) for root in roots]
     if "chunks" in options:
         out += [{"chunks": 1}, {"chunks": 3}]
+    if KINDS[kind].prefix:
+        out += [{**given, "reverse": True} for given in out]
     if "pairs" in options:
         out += [{"pairs": [(i, (i + 1) % p) for i in range(p)]}, {"pairs": [(0, p - 1)]}]
     return out
@@ -86,6 +88,8 @@ def test_every_kind_has_the_algorithms_of_the_design():
         "reduce": "flat binomial scatter_allgather pipelined_chain double_binary_tree hierarchical",
         "gather": "flat binomial hierarchical",
         "scatter": "flat binomial hierarchical",
+        "inclusive_scan": "one_shot two_shot linear pipelined_chain kogge_stone blelloch hierarchical",
+        "exclusive_scan": "one_shot two_shot linear pipelined_chain kogge_stone blelloch hierarchical",
         "barrier": "dissemination",
         "permute": "direct",
     }
