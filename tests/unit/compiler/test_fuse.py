@@ -121,6 +121,13 @@ def test_small_groups_of_plain_arithmetic_stay_numpys_and_functions_do_not():
     assert groups(fused(np.exp, values(8)))  # its bits should not depend on shapes
 
 
+def test_a_large_reduction_is_a_kernel_and_a_small_one_is_not():
+    x = values(64, 8, 16, 4)
+    total = lambda x: x.sum(axis=(1, 3))
+    assert len(groups(fused(total, x))) == 1 and not groups(fused(total, x[:4]))
+    np.testing.assert_allclose(fc.jit(total)(x), x.sum(axis=(1, 3), dtype=np.float64), rtol=1e-6, atol=1e-5)
+
+
 def test_sixteen_bits_and_integers_and_bools():
     def fn(x, n, flag):
         y = np.where(flag & (n > 3), x * 2, -x)

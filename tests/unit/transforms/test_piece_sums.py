@@ -40,6 +40,19 @@ LOOPS = {
 }
 
 
+@pytest.mark.parametrize("cuts", [((0, 3), (3, 8)), ((3, 8), (0, 3)), ((0, 3), (3, 7)), ((0, 4), (3, 8))])
+def test_pieces_that_make_up_the_whole_are_added_to_zeros(cuts):
+    """Whether they do, or leave a gap, or overlap: -0 becomes 0."""
+    recipes = tuple((("slice", None, None, None), ("slice", *cut, None)) for cut in cuts)
+    pieces = [np.full((2, b - a), -0.0, np.float32) for a, b in cuts]
+    pieces[0][0] = 1.5
+    wanted = np.zeros((2, 8), np.float32)
+    for (a, b), piece in zip(cuts, pieces, strict=True):
+        wanted[:, a:b] += piece
+    found = accumulate_p.reference(*pieces, shape=(2, 8), recipes=recipes, started=False)
+    assert found.tobytes() == wanted.tobytes()
+
+
 @pytest.mark.parametrize("name", LOOPS)
 def test_the_cost_is_linear_in_the_number_of_pieces(name):
     equations, nbytes = [], []
