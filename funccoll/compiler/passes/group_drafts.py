@@ -51,6 +51,8 @@ _KINDS = {
     np.dtype(np.bool_): "bool",
 }
 """Kinds say nothing of signs: operations do."""
+_WHOLE_FLOATS = np.dtype(np.float32), np.dtype(np.float64)
+_SIGNED = np.dtype(np.int32), np.dtype(np.int64)
 _REDUCTIONS = {REDUCTIONS[name] for name in ("sum", "max", "min")}
 VIEWS = {reshape_p, broadcast_to_p, stop_gradient_p}
 _FASTER_BY_NUMPY = {"power", "general_root", "float_power", "cbrt"}
@@ -220,8 +222,9 @@ def _computed(dtype: np.dtype) -> str:
 
 
 def _converts(source: np.dtype, to: np.dtype) -> bool:
-    """True if kernels have the conversion: floats to integers have results that no rule fixes."""
-    return source == to or to.kind not in "iu" or source.kind in "iub"
+    """True if kernels have the conversion. Of floats to integers they have those that one instruction makes."""
+    truncates = source in _WHOLE_FLOATS and to in _SIGNED
+    return source == to or to.kind not in "iu" or source.kind in "iub" or truncates
 
 
 def _conversion(source: np.dtype, to: np.dtype) -> str:

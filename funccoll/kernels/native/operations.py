@@ -245,9 +245,9 @@ UNSIGNED = {
 
 
 def converted(x: Value, kind: str) -> Value:
-    """Return a vector in another kind, as `astype` does, for the conversions that cannot be invalid.
+    """Return a vector in another kind, as `astype` does.
 
-    Floats to integers are not among them: NaN and numbers out of range have results that no rule fixes.
+    NaN and floats out of range become the least integer, as x86's instructions have it, and so NumPy there.
     """
     if x.kind == kind:
         return x
@@ -262,4 +262,7 @@ def converted(x: Value, kind: str) -> Value:
         return x.convert("sitofp", kind)
     if not x.is_float:
         return x.convert("trunc" if kind == "i32" else "sext", kind)
-    raise TypeError(f"kernels do not convert {x.kind} to {kind}")
+    bits = _WIDTHS[kind]
+    valid = (x >= -(2.0 ** (bits - 1))) & (x < 2.0 ** (bits - 1))  # LLVM's results of others are undefined
+    whole = valid.choose(x, 0.0).convert("fptosi", kind)
+    return valid.choose(whole, -(1 << (bits - 1)))

@@ -34,7 +34,7 @@ CASES = [
     for kind in sorted(known.kinds)
     if name not in FUNCTIONS and "_unsigned" not in name
 ]
-CONVERSIONS = [(a, b) for a, b in itertools.product(DTYPES, DTYPES) if a not in ("float", "double") or b not in ("i32", "i64")]
+CONVERSIONS = list(itertools.product(DTYPES, DTYPES))
 
 
 def run(emit, arrays, dtype, cpu):
@@ -169,9 +169,20 @@ def test_conversions_are_numpys(source, target):
         np.testing.assert_array_equal(run(lambda v: converted(v, target), [x], DTYPES[target], cpu), wanted)
 
 
-def test_floats_are_not_converted_to_integers():
-    with pytest.raises(TypeError, match="kernels do not convert float to i32"):
-        elementwise("kernel", ["float"], ["i32"], lambda x: [converted(x, "i32")])
+@pytest.mark.parametrize("source", [np.float32, np.float64])
+@pytest.mark.parametrize("target", [np.int32, np.int64])
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
+def test_floats_beyond_integers_become_the_least_one(source, target):
+    limit = 2.0 ** (8 * np.dtype(target).itemsize - 1)
+    edges = np.array([limit, -limit, np.inf, np.nan, 1e30, 2.5, -2.5, 0.99, -0.0, limit / 2], source)
+    x = np.concatenate([edges, -edges, np.nextafter(edges, 0), np.nextafter(edges, 2 * edges)])
+    kinds = {v: k for k, v in DTYPES.items()}
+    for cpu in LEVELS:
+        found = run(lambda v: converted(v, kinds[target]), [x], target, cpu)
+        np.testing.assert_array_equal(found, x.astype(target))
+        assert found[2] == found[3] == np.iinfo(target).min
+    program = fuse(fc.jit(lambda x: np.floor(x * 2).astype(target)).lower(np.resize(x, 20_000)).program)
+    assert [eqn.primitive.name for eqn in program.equations] == ["fused"]
 
 
 def test_every_function_is_an_operation():
