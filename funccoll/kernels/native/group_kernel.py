@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from .group import FusedGroup, GroupKernel, GroupNumber, GroupStep
 from .ir_text import COMPUTED, LANES, KernelText, Value, bytes_of, stored_kind
 from .operations import OPERATIONS, converted
+from .row_quotients import LONG_ROW, RowDivisor, divided, row_divisor
 
 __all__ = ["BLOCK_ROWS", "BLOCK_VECTORS", "fits", "group_kernel", "kernel_of_group", "rows_of"]
 
@@ -156,6 +157,8 @@ class _Kernel(_Shape):
         self._choose_buffers()
         self.work = 0
         self.head: dict[int, Value] = {}
+        self.divisors: dict[int, RowDivisor] = {}
+        """Values of `head` by which rows are divided."""
         self.body: dict[int, Value] = {}
         self.row_place: dict[str, str] = {}
         self.stack_of: dict[str, str] = {}
@@ -356,11 +359,22 @@ class _Kernel(_Shape):
         """Append the instructions of a step."""
         kind = self.group.values[step.result].kind
         operands = [self.operand(o, p) for o in step.operands]
-        if step.operation == "convert":
+        divisor = self.divisors.get(o) if step.operation == "divide" and isinstance(o := step.operands[1], int) else None
+        if divisor is not None and self.full[step.result]:
+            found = divided(operands[0], divisor)
+        elif step.operation == "convert":
             found = converted(operands[0], _kind_computed(kind))
         else:
             found = OPERATIONS[step.operation].emit(*operands)
         return self.kernel.rounded(found, kind) if step.operation not in _EXACT else found
+
+    def set_head(self, v: int, found: Value) -> None:
+        """Note a value that is the same along a row."""
+        self.head[v] = found
+        if self.vectors < LONG_ROW.get(found.kind, 0):
+            return
+        if any(s.operation == "divide" and s.operands[1] == v and self.full[s.result] for s in self.group.steps):
+            self.divisors[v] = row_divisor(found)
 
     # ------------------------------------------------------------ reductions
 
@@ -398,7 +412,7 @@ class _Kernel(_Shape):
         self.begin_operands()
         for v in group.inputs:
             if not self.full[v] and not group.values[v].axes:
-                self.head[v] = self.load_all_lanes(group.values[v].kind, self.name_of(v))
+                self.set_head(v, self.load_all_lanes(group.values[v].kind, self.name_of(v)))
         self.steps_of_head(0, scalars=True)
         kernel.line("  br label %before.rows\nbefore.rows:\n  br label %rows\nrows:")
         kernel.line("  %r = phi i64 [ 0, %before.rows ], [ %next.row, %row.end ]")
@@ -406,7 +420,7 @@ class _Kernel(_Shape):
         for v in group.inputs:
             if not self.full[v] and v not in self.head:
                 place = self.place(group.values[v].kind, self.name_of(v), self.offset(v, 1))
-                self.head[v] = self.load_all_lanes(group.values[v].kind, place)
+                self.set_head(v, self.load_all_lanes(group.values[v].kind, place))
         for v in dict.fromkeys((*group.inputs, *group.outputs)):
             if self.full[v] and v not in self._sum_results():
                 name = self.name_of(v)
@@ -475,7 +489,7 @@ class _Kernel(_Shape):
                 continue
             if scalars and any(isinstance(o, int) and o not in self.head for o in step.operands):
                 continue
-            self.head[v] = self.computed(step, p)
+            self.set_head(v, self.computed(step, p))
         self.body = saved
 
     def loop(self, p: int, accumulators: Sequence[_Accumulator]) -> None:
@@ -511,7 +525,7 @@ class _Kernel(_Shape):
                 if v in self.output_of:
                     kernel.store(self.value(v, p), self.pointers[self.name_of(v)], self.count, values[v].kind)
         for s in row_sums:
-            self.head[s.result] = self.total(s, totals[s.result], None)
+            self.set_head(s.result, self.total(s, totals[s.result], None))
 
     def _enter(self, j: int) -> None:
         """Go on with vector number `j` of a row that is one block."""
@@ -623,7 +637,7 @@ class _Kernel(_Shape):
             if s.result in sizes:
                 infinity = lanes.like(math.inf).bits()
                 lanes = (sizes[s.result] > infinity).choose(lanes.like(math.nan), lanes)
-            self.head[s.result] = self.total(s, lanes, wide)
+            self.set_head(s.result, self.total(s, lanes, wide))
         self.body = {}
 
     def _places(self, p: int, roots: Sequence[int], kept: Sequence[int]) -> tuple[dict[str, str], dict[str, str]]:

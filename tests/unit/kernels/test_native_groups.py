@@ -185,6 +185,33 @@ def test_sums_of_float32_are_accurate_and_have_one_order(sizes, kept):
     np.testing.assert_allclose(total, x.sum(axis=tuple({*range(len(sizes))} - {*kept}), dtype=np.float64), rtol=2e-7)
 
 
+@pytest.mark.parametrize("kind", ["float", "double"])
+def test_quotients_of_rows_are_rounded_once(kind):
+    """By one number they are computed as products, and corrected: the same bits as a division's."""
+    dtype, generator = DTYPES[kind], np.random.default_rng(4)
+    limits, length = np.finfo(dtype), 32 * LANES
+    whole, row = GroupValue(kind, (0, 1)), GroupValue(kind, (0,))
+    bits, spread = limits.nmant, 4 if kind == "float" else 40
+    y = [np.ldexp(1 + generator.integers(0, 1 << bits, 40) / (1 << bits), generator.integers(-spread, spread, 40))]
+    y += [
+        [0.0, -0.0, np.inf, np.nan, limits.tiny, limits.max, limits.smallest_subnormal, 1 - limits.epsneg, 2 - limits.eps, -3]
+    ]
+    y = np.concatenate(y).astype(dtype)
+    x = generator.standard_normal((len(y), length)).astype(dtype)
+    with np.errstate(all="ignore"):
+        near = (y[:, None] * np.arange(1, length // 2 + 1)).astype(dtype)  # quotients near whole numbers
+        x[:, : length // 2] = np.where(np.isfinite(near), np.nextafter(near, near * 2), 1)
+    special = [0.0, -0.0, np.inf, -np.inf, np.nan, limits.tiny, limits.smallest_subnormal, limits.max, 1e-31, -1e31]
+    x[::2, 600 : 600 + len(special)] = special
+    group = FusedGroup((len(y), length), (whole, row, whole), (0, 1), (GroupStep("divide", (0, 1), 2),), (2,))
+    with np.errstate(all="ignore"):
+        wanted = x / y[:, None]
+    for cpu in LEVELS:
+        (found,) = run(group, [x, y], cpu)
+        np.testing.assert_array_equal(found, wanted)
+        assert (np.signbit(found) == np.signbit(wanted))[~np.isnan(wanted)].all()
+
+
 def test_sums_of_equal_numbers_are_accurate():
     """Each addition in float32 rounds the same way: short blocks keep the error small."""
     for sizes, kept, bound in (((1 << 20,), (), 2e-7), ((5000, 70), (1,), 1.5e-6)):
