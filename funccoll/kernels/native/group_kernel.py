@@ -7,9 +7,9 @@ in all lanes.
 **Phases.** A phase is a loop over the vectors of a row. A reduction of the row ends it. A later phase that needs a value of an
 earlier one computes it again if that is cheap. Otherwise it reads the value from a result, or from a buffer for one row.
 
-**Order of sums.** A row is summed in `LANES` lanes. The float32 sums of each `BLOCK_VECTORS` vectors are added to float64
-lanes, and these are added in halves at the end. Sums over other axes are added row by row: in float32 for `BLOCK_ROWS` rows if
-no outer axis is kept, and else in float64. So the order depends on the group alone, and errors stay small.
+**Order of sums.** A row is summed in `LANES` lanes. In long rows the float32 sums of each `BLOCK_VECTORS` vectors are added to
+float64 lanes, and these are added in halves at the end. Sums over other axes are added row by row: in float32 for `BLOCK_ROWS`
+rows if no outer axis is kept, and else in float64. So the order depends on the group alone, and errors stay small.
 
 **Ends of rows.** The elements behind the last whole vector pass through a buffer on the stack, of one vector. So the text has
 one body for a phase. Reductions skip the lanes behind the end.
@@ -33,18 +33,21 @@ from .ir_text import COMPUTED, LANES, KernelText, Value, bytes_of, stored_kind
 from .operations import OPERATIONS, converted
 from .row_quotients import LONG_ROW, RowDivisor, divided, row_divisor
 
-__all__ = ["BLOCK_ROWS", "BLOCK_VECTORS", "fits", "group_kernel", "kernel_of_group", "rows_of"]
+__all__ = ["BLOCK_ROWS", "BLOCK_VECTORS", "ONE_BLOCK", "fits", "group_kernel", "kernel_of_group", "rows_of"]
 
-BLOCK_VECTORS, BLOCK_ROWS = 16, 128
-"""The vectors of a row, or the rows, whose sums in float32 are added to those in float64 together.
+BLOCK_VECTORS, BLOCK_ROWS, ONE_BLOCK = 16, 128, 64
+"""The vectors of a row, or the rows, whose sums in float32 are added to those in float64 together. Rows of up to `ONE_BLOCK`
+vectors are one block, because float64 sums take registers.
 
-Of equal numbers a block's sum has an error of up to 1.5e-7 or 1e-6 of it. Blocks of 16 rows would take a third more time: their
-sums are in memory, and those of vectors in registers.
+Of equal numbers a block's sum has an error of up to 1.5e-7, and 1e-6 of 128 rows. Blocks of 16 rows would take a third more
+time: their sums are in memory.
 """
 _RECOMPUTED = 4
 """The cost up to which a value is computed again in a later phase."""
 _EXACT = {"stop_gradient", "where", "maximum", "minimum", "fmax", "fmin", "negative", "absolute", "reduce_max", "reduce_min"}
 """Operations whose results of 16-bit numbers are 16-bit numbers."""
+_HIDES_DIVISION = 8
+"""The cost of other operations beside a division of a row from which it takes no time of its own."""
 _STRAIGHT, _STRAIGHT_SIZE = 4, 64
 """The vectors of a row, and their inputs and steps, up to which its phases are one block: loops of two turns take longer."""
 _LARGEST_ROW_BYTES = 1 << 22
@@ -155,9 +158,10 @@ class _Kernel(_Shape):
         self.reads: dict[int, int] = {}
         """For each input, the last phase in which it is read along rows."""
         self._choose_buffers()
+        self.dividing = {p for p in range(self.last + 1) if self._mostly_divides(p)}
         self.work = 0
         self.head: dict[int, Value] = {}
-        self.divisors: dict[int, RowDivisor] = {}
+        self.divisors: dict[int | GroupNumber, RowDivisor] = {}
         """Values of `head` by which rows are divided."""
         self.body: dict[int, Value] = {}
         self.row_place: dict[str, str] = {}
@@ -232,6 +236,24 @@ class _Kernel(_Shape):
 
             for root in (*self.roots(p), *(v for v in sorted(self.stored) if self.phase[v] == p)):
                 visit(root)
+
+    def _by_number(self, step: GroupStep) -> bool:
+        """True for a quotient of a row by one number."""
+        return step.operation == "divide" and isinstance(v := step.operands[1], int) and not self.full[v]
+
+    def _mostly_divides(self, p: int) -> bool:
+        """True if quotients by one number take most of a phase. A processor hides a division among other instructions."""
+        seen: set[int] = set()
+        todo = [*self.roots(p), *(v for v in self.stored if self.phase[v] == p)]
+        while todo:
+            v = todo.pop()
+            earlier = self.phase[v] < p and (self.straight or v in self.stored)
+            if v not in seen and self.full[v] and v in self.maker and not earlier:
+                seen.add(v)
+                todo += [o for o in self.maker[v].operands if isinstance(o, int)]
+        steps = [self.maker[v] for v in seen]
+        others = sum(OPERATIONS[s.operation].cost for s in steps if s.operation in OPERATIONS and not self._by_number(s))
+        return others <= _HIDES_DIVISION * sum(map(self._by_number, steps))
 
     def aliases(self) -> frozenset[tuple[int, int]]:
         """Return the pairs of an output and an input whose memory it may take."""
@@ -359,7 +381,7 @@ class _Kernel(_Shape):
         """Append the instructions of a step."""
         kind = self.group.values[step.result].kind
         operands = [self.operand(o, p) for o in step.operands]
-        divisor = self.divisors.get(o) if step.operation == "divide" and isinstance(o := step.operands[1], int) else None
+        divisor = self.divisors.get(step.operands[1]) if self._by_number(step) and p in self.dividing else None
         if divisor is not None and self.full[step.result]:
             found = divided(operands[0], divisor)
         elif step.operation == "convert":
@@ -373,7 +395,7 @@ class _Kernel(_Shape):
         self.head[v] = found
         if self.vectors < LONG_ROW.get(found.kind, 0):
             return
-        if any(s.operation == "divide" and s.operands[1] == v and self.full[s.result] for s in self.group.steps):
+        if self.dividing and any(s.operands[-1] == v and self._by_number(s) and self.full[s.result] for s in self.group.steps):
             self.divisors[v] = row_divisor(found)
 
     # ------------------------------------------------------------ reductions
@@ -595,7 +617,7 @@ class _Kernel(_Shape):
                     f"  {largest.name} = phi {largest.type} [ zeroinitializer, %{entry} ], [ {larger.name}, %{end[1:]} ]"
                 )
                 sizes[s.result] = larger
-            if self.vectors > BLOCK_VECTORS and operation == "sum" and term.kind == "float":
+            if self.vectors > ONE_BLOCK and operation == "sum" and term.kind == "float":
                 vector = f"<{LANES} x double>"
                 before, added, wide = (Value(kernel, "double", kernel.new_name()) for _ in range(3))
                 widened, after = kernel.new_name(), Value(kernel, term.kind, kernel.new_name())
