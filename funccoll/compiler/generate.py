@@ -13,6 +13,7 @@ from ..primitives.varying import pvary_p
 from .codegen.bad_index import CAPTURED_CONSTANT
 from .codegen.generated_program import GeneratedProgram, compile_program
 from .debug_modes import MODES
+from .optimizer_steps import expand_steps
 from .passes.buffers import plan_buffers
 from .passes.drop_barriers import drop_barriers
 from .passes.fuse import fuse
@@ -35,7 +36,7 @@ def checks_passes() -> bool:
 
 def in_execution_order(program: Program, fused: bool, for_gpu: bool = False) -> Program:
     """Return a program as it runs: its collectives are grouped, and its compute, too, if it is `fused`."""
-    ordered = at_all_depths(lambda p: drop_barriers(group_collectives(snapshots(p))))(program)
+    ordered = at_all_depths(lambda p: expand_steps(drop_barriers(group_collectives(snapshots(p)))))(program)
     if not fused:
         return ordered
     if for_gpu:

@@ -93,8 +93,6 @@ class Primitive:
     """The NumPy ufunc of this primitive. It can write into a dead operand's buffer."""
     blas: bool = False
     """NumPy computes it with BLAS, and BLAS's number of threads decides the bits."""
-    in_place: bool = False
-    """Output number k may be written into operand number k. The kernel takes `out=`, a tuple of arrays and Nones."""
 
     @property
     def communicates(self) -> bool:

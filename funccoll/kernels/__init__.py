@@ -1,4 +1,4 @@
 """Numba kernels: the stream interpreter, written once for CPUs and GPUs, and the combines that it calls.
 
-They import `schedules.streams` for the instruction set, and `primitives` for the rules of optimizers.
+They import `schedules.streams` for the instruction set.
 """

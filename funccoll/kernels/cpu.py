@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,7 @@ from .kernel_context import CONTEXT
 from .object_cache import address_of, builtin_of
 from .variants import variant
 
-__all__ = ["combine_address", "interpreter", "optimizer_step"]
+__all__ = ["combine_address", "interpreter"]
 
 _OPERATIONS = (
     "load",
@@ -81,23 +80,3 @@ def combine_address(op: str, dtype: np.dtype) -> int:
         return template(op, dtype)
 
     return address_of(f"fold_{op}_{dtype.name}", build)
-
-
-@functools.cache
-def optimizer_step(rule: str, decay: int, dtype: np.dtype) -> Callable[..., int]:
-    """The step of an optimizer's rule (`optimizer_step._step`). Returns what that returns, and releases the GIL."""
-
-    def build() -> tuple[Any, Any]:
-        from .optimizer_step import template
-
-        return template(rule, decay, dtype)
-
-    words = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 6
-    run = ctypes.CFUNCTYPE(ctypes.c_int, *words)(address_of(f"step_{rule}_{decay}_{dtype.name}", build))
-
-    def step(*arguments: int) -> int:
-        status = ctypes.c_int64()
-        run(ctypes.byref(status), None, *arguments)
-        return status.value
-
-    return step

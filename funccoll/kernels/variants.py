@@ -9,7 +9,6 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from ..primitives import optimizers
 from ..schedules.streams import instructions
 
 __all__ = ["stamp", "variant"]
@@ -17,9 +16,9 @@ __all__ = ["stamp", "variant"]
 
 @functools.lru_cache(maxsize=1)
 def stamp() -> str:
-    """A hash of the sources of kernels: this package, the table of instructions, and the rules of optimizers."""
+    """A hash of the sources of kernels: this package, and the table of instructions."""
     digest = hashlib.sha256()
-    for path in (*sorted(Path(__file__).parent.glob("*.py")), Path(instructions.__file__), Path(optimizers.__file__)):
+    for path in (*sorted(Path(__file__).parent.glob("*.py")), Path(instructions.__file__)):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 

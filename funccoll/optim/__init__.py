@@ -1,4 +1,4 @@
-"""Optimizers as pure (init, update) pairs, and `apply`, which takes a step for all parameters in one fused loop.
+"""Optimizers as pure (init, update) pairs, and `apply`, which takes a step for all parameters in one equation.
 
 It imports `compiler`, for steps outside of traced functions.
 """

@@ -12,8 +12,6 @@ import numpy as np
 from ..arrays.array_like import to_numpy
 from ..core.ir import Equation
 from ..primitives.indexing import getitem_p, realize
-from ..primitives.optimizers import optimizer_step_p
-from .fused_step import fused_step
 
 __all__ = ["NUMPY", "ArrayLibrary", "NumpyLibrary"]
 
@@ -54,8 +52,7 @@ class ArrayLibrary(Protocol):
     def compute(self, eqn: Equation) -> Callable[..., Any]:
         """Return the function of one equation, from its operands' blocks to its output's.
 
-        The function of a ufunc takes `out=`, an array. That of a primitive that works in place takes a tuple of arrays and
-        Nones.
+        The function of a ufunc takes `out=`, an array.
         """
         ...
 
@@ -93,8 +90,6 @@ class NumpyLibrary:
 
     def compute(self, eqn: Equation) -> Callable[..., Any]:
         """See `ArrayLibrary`."""
-        if eqn.primitive is optimizer_step_p:
-            return fused_step(eqn)
         if eqn.primitive is getitem_p and len(eqn.inputs) == 1:  # slices, in a tenth of the reference's time
             return operator.itemgetter(realize(eqn.params["recipe"], ()))
         reference = eqn.primitive.reference

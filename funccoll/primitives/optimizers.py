@@ -1,8 +1,8 @@
 """Steps of optimizers: the rule of each, and the primitive that takes a step for all leaves of one dtype.
 
 A rule is a plain function `rule(decay, p, g, *moments, *scalars) -> (update, *moments)`, and the parameter becomes `p +
-update`. It is written once. NumPy and traces evaluate it on whole arrays, which is the definition. Numba compiles it for one
-element. So both round in the same order, and give the same bits, except which NaN a NaN is.
+update`. It is written once, in NumPy, which is the definition. Compiled programs have the equations of its trace in the place
+of the primitive (`compiler/optimizer_steps.py`), and these are fused like all others.
 
 A step is computed in float64 for float64 and in float32 for every other dtype, and rounded once for storage. Moments have their
 parameter's dtype. torch's `fused=True` does the same.
@@ -21,7 +21,7 @@ from ..core.types import ArrayType
 from ..errors import ShapeError, UnsupportedError
 from .batch_rules import batch_each, repeated
 
-__all__ = ["COUPLED", "DECOUPLED", "RULES", "UNDECAYED", "StepRule", "evaluate_step", "optimizer_step_p", "wide_dtype"]
+__all__ = ["COUPLED", "DECOUPLED", "RULES", "UNDECAYED", "StepRule", "optimizer_step_p", "step_of_leaf", "wide_dtype"]
 
 UNDECAYED, COUPLED, DECOUPLED = 0, 1, 2
 """Weight decay: none, added to the gradient (L2), or subtracted from the parameter (AdamW: Loshchilov & Hutter, ICLR 2019)."""
@@ -34,8 +34,6 @@ class StepRule(NamedTuple):
     moments: int
     scalars: int
 
-
-sqrt, maximum = np.sqrt, np.maximum  # the free names of rules: a kernel binds them to its own functions
 
 # `shrink` is the decay of a step. Times the parameter, it is added to the gradient or to the update.
 
@@ -63,7 +61,7 @@ def _adam(
     g = g + shrink * p if decay == COUPLED else g
     m = m + first * (g - m)
     v = keep * v + second * (g * g)
-    u = rate * (m / (sqrt(v) * scale + eps))
+    u = rate * (m / (np.sqrt(v) * scale + eps))
     return u + shrink * p if decay == DECOUPLED else u, m, v
 
 
@@ -85,8 +83,8 @@ def _amsgrad(
     g = g + shrink * p if decay == COUPLED else g
     m = m + first * (g - m)
     v = keep * v + second * (g * g)
-    top = maximum(top, v)
-    u = rate * (m / (sqrt(top) * scale + eps))
+    top = np.maximum(top, v)
+    u = rate * (m / (np.sqrt(top) * scale + eps))
     return u + shrink * p if decay == DECOUPLED else u, m, v, top
 
 
@@ -117,33 +115,32 @@ def _infer(*operands: ArrayType, rule: str, decay: int, leaves: int) -> list[Arr
     return list(operands[: (1 + moments) * leaves])
 
 
-def evaluate_step(function: Callable[..., Any], operands: Sequence[Any], rule: str, decay: int, leaves: int) -> list[Any]:
-    """Return the results of a step on whole arrays of any library, with that library's form of the rule."""
-    moments = RULES[rule].moments
-    arrays = [operands[k * leaves : (k + 1) * leaves] for k in range(2 + moments)]
-    dtype = arrays[0][0].dtype
+def step_of_leaf(rule: str, decay: int, arrays: Sequence[Any], scalars: Sequence[Any]) -> list[Any]:
+    """Return the new parameter and its new moments.
+
+    Args:
+        rule: The rule's name.
+        decay: The kind of weight decay.
+        arrays: The parameter, its moments and its gradient: arrays, traced or not.
+        scalars: The rule's scalars, in the dtype in which the step is computed.
+    """
+    dtype = arrays[0].dtype
     wide = wide_dtype(dtype)
-
-    def convert(x: Any, to: np.dtype) -> Any:
-        return x if x.dtype == to else x.astype(to)
-
-    scalars = [convert(s, wide) for s in operands[(2 + moments) * leaves :]]
-    results: list[list[Any]] = [[] for _ in range(1 + moments)]
-    for leaf in zip(*arrays, strict=True):
-        p, *old, g = (convert(x, wide) for x in leaf)
-        update, *new = function(decay, p, g, *old, *scalars)
-        for made, value in zip(results, (p + update, *new), strict=True):
-            made.append(convert(value, dtype))
-    return [value for made in results for value in made]
+    p, *old, g = (x.astype(wide, copy=False) for x in arrays)
+    update, *new = RULES[rule].function(decay, p, g, *old, *scalars)
+    return [x.astype(dtype, copy=False) for x in (p + update, *new)]
 
 
 def _reference(*operands: Any, rule: str, decay: int, leaves: int) -> list[Any]:
-    return evaluate_step(RULES[rule].function, operands, rule, decay, leaves)
+    arrays = (2 + RULES[rule].moments) * leaves
+    scalars = [np.asarray(s).astype(wide_dtype(operands[0].dtype)) for s in operands[arrays:]]
+    made = [step_of_leaf(rule, decay, [*map(np.asarray, operands[i:arrays:leaves])], scalars) for i in range(leaves)]
+    return [value for column in zip(*made, strict=True) for value in column]
 
 
 def _refuse(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], **params: Any) -> Sequence[Any]:
     raise UnsupportedError(
-        "fc.optim.apply has no gradient: it is one fused step. To differentiate through an update use the pair, "
+        "fc.optim.apply has no gradient: it is one equation. To differentiate through an update use the pair, "
         "updates, state = optimizer.update(grads, state, params) and fc.optim.apply_updates(params, updates)."
     )
 
@@ -160,4 +157,4 @@ def _batch(
 
 
 # Operands: all parameters, for each moment those of all leaves, all gradients, and the rule's scalars (float64).
-optimizer_step_p = Primitive("optimizer_step", _infer, _reference, _refuse, _refuse, _batch, multiple=True, in_place=True)
+optimizer_step_p = Primitive("optimizer_step", _infer, _reference, _refuse, _refuse, _batch, multiple=True)

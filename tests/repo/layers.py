@@ -85,7 +85,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "kernels": (
         ("builtin_functions", "kernel_context", "variants", "intrinsics", "conversions"),
         ("direct_reads", "stream_interpreter", "reductions", "block"),
-        ("cpu_fold", "object_cache", "cuda_intrinsics", "cuda_toolkit"), ("native", "optimizer_step"), ("cpu", "cuda_compiler"),
+        ("cpu_fold", "object_cache", "cuda_intrinsics", "cuda_toolkit"), ("native",), ("cpu", "cuda_compiler"),
         ("cuda", "cuda_compute", "cuda_groups"),
     ),
     "kernels.native": (
@@ -97,7 +97,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "arrays": (("array_layout", "array_operators", "shared_mapping", "value_hash"), ("array",), ("array_like",)),
     "platforms": (
-        ("blas", "device", "float_environment", "free_list", "fused_step"), ("array_library",), ("gpu", "host_device"),
+        ("blas", "device", "float_environment", "free_list"), ("array_library",), ("gpu", "host_device"),
     ),
     "platforms.gpu": (
         ("captured_program", "cublas", "cupy_kernels", "cupy_ufuncs", "deferred_checks", "pairwise_einsum"),
@@ -115,7 +115,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "compiler": (
         ("loop_views",), ("loop_plan",), ("loop_calls",), ("passes", "placement"), ("codegen",),
         ("arguments", "fast_paths", "choose_schedules", "debug_modes", "garbage_collection", "layout_rules", "report",
-         "padded_blocks", "resharding"),
+         "optimizer_steps", "padded_blocks", "resharding"),
         ("dispatcher", "generate", "output_layouts", "signature"), ("stages",),
         ("function_on_mesh", "program_calls"), ("eager_execution",),
         ("jit", "compile_spmd", "redistribute"),

@@ -76,15 +76,13 @@ sys.meta_path.insert(0, Finder)
 
 
 PYTHON = ("__init__.py", "cpu.py", "cuda_compiler.py", "cuda_toolkit.py", "object_cache.py", "variants.py")
-"""Modules of kernels/ whose functions Python runs. Numba compiles those of the others, and does not know what a mark is."""
-COMPILED = ("funccoll/primitives/optimizers.py",)
-"""Others with functions that Numba compiles. Those that `njit` decorates are left out wherever they stand."""
+"""Modules of kernels/ whose functions Python runs. Numba compiles those of the others, and does not know what a mark is. What
+`njit` decorates is left out wherever it stands."""
 
 
 def marked_files() -> list[Path]:
     files = sorted(p for folder in MARKED for p in (ROOT / folder).rglob("*.py"))
-    python = [p for p in files if p.parent != ROOT / "funccoll/kernels" or p.name in PYTHON]
-    return [p for p in python if p.relative_to(ROOT).as_posix() not in COMPILED]
+    return [p for p in files if p.parent != ROOT / "funccoll/kernels" or p.name in PYTHON]
 
 
 def prepare(folder: Path, files: list[Path]) -> list[tuple[str, str]]:

@@ -37,18 +37,6 @@ COMBINES = {
     "and": ("int32", "uint8"),
     "xor": ("int32", "uint8"),
 }
-STEPS = {
-    ("sgd", 0): ("float32", "float64"),
-    ("sgd", 1): ("float32",),
-    ("momentum", 0): ("float16", "float32"),
-    ("nesterov", 1): ("float32", "float64"),
-    ("adam", 0): ("bfloat16", "float32", "float64"),
-    ("adam", 1): ("float32",),
-    ("adam", 2): ("float16", "float32"),
-    ("amsgrad", 0): ("float32",),
-    ("amsgrad", 2): ("float32",),
-}
-"""Optimizers' rules and decays -> dtypes of their steps in `make test`."""
 
 
 def compile_interpreters() -> None:
@@ -64,9 +52,6 @@ def compile_combines() -> None:
     for op, names in COMBINES.items():
         for name in names:
             cpu.combine_address(op, _dtype(name))
-    for (rule, decay), names in STEPS.items():
-        for name in names:
-            cpu.optimizer_step(rule, decay, _dtype(name))
 
 
 def _dtype(name: str) -> np.dtype:

@@ -52,15 +52,6 @@ def by_apply(optimizer):
     return lambda grads, state, params: optim.apply(optimizer, grads, state, params)
 
 
-# A kernel for each rule and dtype takes half a second to compile. All rules are compiled for float32, each other dtype for one.
-DTYPES = {"momentum": [np.float16], "adam": [fc.bfloat16], "nesterov": [np.float64]}
-
-
-def params_of(name, seed=0):
-    """Parameters of the dtypes that `make test` compiles an optimizer's kernels for."""
-    return {k: x for k, x in random_params(seed).items() if x.dtype in (np.float32, *DTYPES.get(name, ()))}
-
-
 def clipped(axis, specs, mesh):
     """A jitted clip_by_global_norm of gradients that are split as `specs` say."""
     clip = optim.clip_by_global_norm(1.0, axis)

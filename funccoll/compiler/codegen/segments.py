@@ -232,18 +232,14 @@ class SegmentBuilder:
             function: Any = functools.partial(eqn.primitive.reference, **params)
             return f"{self.names.of(function, 'f', (eqn.primitive, *params.items()))}({', '.join(operands)})"
         k = self.buffers.reuse.get(eqn.outputs[0])
-        if eqn.primitive.in_place:
-            reuse = self.buffers.reuse
-            operands.append(f"out=({''.join(f'{operands[k] if v in reuse else None}, ' for k, v in enumerate(eqn.outputs))})")
-        elif k is not None:
+        if k is not None:
             operands.append(f"out={operands[k]}")
         elif eqn.outputs[0] in self.buffers.published:
             type = eqn.outputs[0].type
             empty, dtype = self.names.of(self.device.allocate, "f", "allocate"), self.names.of(type.dtype, "t", type.dtype)
             operands.append(f"out={empty}({type.shape}, {dtype})")
         library = self.device.library
-        specialises = library.specialises or eqn.primitive.in_place
-        types = [atom.type for atom in (*eqn.inputs, *eqn.outputs)] if specialises else ()
+        types = [atom.type for atom in (*eqn.inputs, *eqn.outputs)] if library.specialises else ()
         key = (eqn.primitive, *sorted(eqn.params.items()), *types)
         if library.array_type is np.ndarray and is_faster_by_transpose(eqn, self.makers):
             return f"{self.names.of(by_transpose, 'f')}({', '.join(operands)})"

@@ -25,7 +25,6 @@ from ...primitives.elementwise import convert_p, where_p
 from ...primitives.fused import KERNELS
 from ...primitives.higher_order import optimization_barrier_p
 from ...primitives.linalg import matmul_p
-from ...primitives.optimizers import optimizer_step_p
 from ...primitives.piece_sums import accumulate_p
 from ...primitives.reductions import REDUCTIONS
 from ...primitives.shaping import reshape_p
@@ -70,7 +69,6 @@ _KEEP_ORDER = {
     reshape_p,
     pvary_p,
     accumulate_p,
-    optimizer_step_p,
     optimization_barrier_p,
     *REDUCTIONS.values(),
 }
@@ -181,7 +179,7 @@ def _reuse(program: Program, memory: _Storage, last_use: Mapping[Var, int]) -> d
     strided = _strided(program, frozenset())
     for i, eqn in enumerate(program.equations):
         taken: set[Var] = set()
-        for n, k in () if eqn.primitive.in_place else _may_take(eqn):
+        for n, k in _may_take(eqn):
             out, atom = eqn.outputs[n], eqn.inputs[k]
             if out in reuse or atom in taken:
                 continue
@@ -208,8 +206,6 @@ def _may_take(eqn: Equation) -> Sequence[tuple[int, int]]:
     """Return pairs of a result and an operand whose memory the result may take."""
     if eqn.primitive in KERNELS:
         return eqn.params["aliases"]
-    if eqn.primitive.in_place:
-        return [(k, k) for k in range(len(eqn.outputs))]
     return [(0, k) for k in range(len(eqn.inputs))] if eqn.primitive.ufunc is not None else ()
 
 
@@ -236,11 +232,11 @@ def _work_in_place(
     owners: set[Var],
     exposed: set[Var],
 ) -> frozenset[Var]:
-    """Add to `reuse` the results of in-place primitives that may take their operands' memory; return these operands.
+    """Add to `reuse` the results of kernels that may take their operands' memory; return these operands.
 
     `owners` have their own memory, peers may read `exposed`.
     """
-    if not any(_works_in_place(eqn) for eqn in program.equations):
+    if not any(eqn.primitive in KERNELS for eqn in program.equations):
         return frozenset()
     readers: dict[Var, list[int]] = {}
     made: dict[Var, Equation] = {}
@@ -266,13 +262,11 @@ def _work_in_place(
     written: set[Var] = set()
     strided = _strided(program, frozenset())
     for i, eqn in enumerate(program.equations):
-        for n, k in _may_take(eqn) if _works_in_place(eqn) else ():
+        for n, k in eqn.params["aliases"] if eqn.primitive in KERNELS else ():
             out, atom = eqn.outputs[n], eqn.inputs[k]
             if type(atom) is not Var or atom not in owners or atom in written or out in reuse:
                 continue
-            if eqn.primitive in KERNELS and (k in map(reuse.get, eqn.outputs) or not _same_form(out, atom)):
-                continue
-            if eqn.primitive in KERNELS and atom in strided:
+            if k in map(reuse.get, eqn.outputs) or not _same_form(out, atom) or atom in strided:
                 continue
             members = storage[atom]
             # All that shares the memory was made from this owner, is dead, and its readers have run: no other operand reads it.
@@ -292,10 +286,6 @@ def _same_form(out: Var, operand: Var) -> bool:
     return bool(out.type.shape) and (out.type.shape, out.type.dtype) == (operand.type.shape, operand.type.dtype)
 
 
-def _works_in_place(eqn: Equation) -> bool:
-    return eqn.primitive.in_place or eqn.primitive in KERNELS
-
-
 def _may_be_written(eqn: Equation, result: Var) -> bool:
     """True if compute may write to a collective's result between processes: it is large, and every rank receives it.
 
@@ -311,7 +301,7 @@ def _published(program: Program, reuse: dict[Var, int]) -> frozenset[Var]:
     for eqn in program.equations:
         for atom in eqn.inputs if eqn.primitive.communicates else ():
             maker = made.get(atom) if type(atom) is Var else None
-            while maker is not None and not maker.primitive.in_place:
+            while maker is not None:
                 out = atom
                 if out in reuse:  # it has its operand's memory
                     atom = maker.inputs[reuse[out]]

@@ -8,7 +8,7 @@ from ...primitives.higher_order import checkpoint_name_p, checkpoint_p, custom_v
 from ...primitives.varying import pvary_p
 from .rewrite import resolve, substitute
 
-__all__ = ["inline"]
+__all__ = ["inline", "with_arguments"]
 
 
 def inline(program: Program) -> Program:
@@ -29,7 +29,7 @@ def inline(program: Program) -> Program:
             for atom, var in zip(eqn.inputs, eqn.outputs, strict=True):
                 out.append(Equation(pvary_p, (atom,), (var,), {"axes": axes}, eqn.source))
         elif eqn.primitive in (custom_vjp_p, checkpoint_p):
-            body = inline(_fresh(eqn.params["program"], eqn.inputs))
+            body = inline(with_arguments(eqn.params["program"], eqn.inputs))
             extra.extend(body.constants)
             out.extend(body.equations)
             env.update(zip(eqn.outputs, body.outputs, strict=True))
@@ -39,7 +39,7 @@ def inline(program: Program) -> Program:
     return program.replace(equations=tuple(out), outputs=outputs, constants=(*program.constants, *extra))
 
 
-def _fresh(program: Program, arguments: tuple[Atom, ...]) -> Program:
+def with_arguments(program: Program, arguments: tuple[Atom, ...]) -> Program:
     """Return the body with `arguments` for its inputs, and with new variables: it may be inlined more than once."""
     env: dict[Var, Atom] = dict(zip(program.inputs, arguments, strict=True))
     equations = []

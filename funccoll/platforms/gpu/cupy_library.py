@@ -32,13 +32,11 @@ from ...core.ir import Equation, Literal, Primitive
 from ...core.types import ArrayType, bfloat16, check_dtype
 from ...errors import DeviceError, DTypeError, TraceError, UnsupportedError
 from ...kernels.native.gpu_group import gpu_group
-from ...kernels.variants import variant
 from ...primitives.convolution import conv_input_p, conv_kernel_p, conv_p
 from ...primitives.elementwise import convert_p, divisor_p, erf_p, imag_p, real_p, stop_gradient_p, where_p
 from ...primitives.fused import fused_p
 from ...primitives.higher_order import checkpoint_name_p
 from ...primitives.linalg import einsum_p, matmul_p
-from ...primitives.optimizers import RULES, evaluate_step, optimizer_step_p
 from ...primitives.randomness import (
     BITS,
     FOLD_IN,
@@ -124,7 +122,6 @@ class CupyLibrary:
             split_p: functools.partial(self._random, SPLIT),
             random_order_p: lambda eqn: lambda x: self._cupy.argsort(x, axis=-1),
             log_gamma_p: _refuse_gamma,
-            optimizer_step_p: self._optimizer_step,
             fused_p: self._fused,
             # These move nothing: their references index, and the position of the device is an operand.
             pvary_p: lambda eqn: lambda x: x,
@@ -324,13 +321,6 @@ class CupyLibrary:
         """Return cumulative sums. CuPy's scan of an axis has a fixed order; CUB's, without an axis, varies between runs."""
         dim, dtype = eqn.params["dim"], eqn.params["dtype"]
         return lambda x: _convert(self._cupy.cumsum(x, axis=dim, dtype=wide(dtype)), dtype)
-
-    def _optimizer_step(self, eqn: Equation) -> Compute:
-        """Return the step of an optimizer as single operations of CuPy, into new memory."""
-        params = eqn.params
-        meanings = {"sqrt": self._cupy.sqrt, "maximum": self._cupy.maximum}
-        function = variant(RULES[params["rule"]].function, f"{params['rule']}_cupy", **meanings)
-        return lambda *operands, out: evaluate_step(function, operands, **params)
 
     def _fused(self, eqn: Equation) -> Compute:
         """Return a group as one function. Its kernels read whole arrays in C order, with 16 bytes at a time."""

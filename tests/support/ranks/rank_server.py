@@ -27,7 +27,7 @@ from funccoll.config import BLAS_THREADS, FUSE
 from funccoll.errors import ScheduleError
 from funccoll.job.handshake import installation
 from funccoll.kernels.cpu import combine_address, interpreter
-from funccoll.platforms import array_library, blas, fused_step  # noqa: F401 (too)
+from funccoll.platforms import array_library, blas  # noqa: F401 (too)
 from funccoll.schedules.collective import KINDS
 from funccoll.schedules.model.select import select as select_schedule
 from funccoll.schedules.shared_results import with_one_result
