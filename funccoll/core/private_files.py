@@ -10,11 +10,14 @@ import errno
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["make_folder", "objection", "read", "replace", "user_cache"]
+__all__ = ["drop_oldest", "make_folder", "objection", "read", "replace", "user_cache"]
+
+_DRAFT = ".funccoll-"
 
 
 def user_cache() -> Path | None:
@@ -72,7 +75,7 @@ def replace(path: Path, content: bytes) -> None:
 
     Raise OSError if it cannot be written. The old file then stays.
     """
-    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=".funccoll-")
+    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=_DRAFT)
     try:
         with open(descriptor, "wb") as file:
             os.fchmod(descriptor, 0o600)
@@ -81,3 +84,38 @@ def replace(path: Path, content: bytes) -> None:
     except BaseException:
         os.unlink(draft)
         raise
+
+
+_DRAFT_SECONDS = 3600
+"""The age of a draft from which the process that wrote it cannot be alive."""
+
+
+def drop_oldest(folder: Path, suffix: str, files: int, size: int) -> None:
+    """Remove a folder's least recently used files if there are more than `files`, or more than `size` bytes.
+
+    Three quarters of both stay, so what some process has just written or read does. (`read` does not note the use; see
+    `os.utime`.) Any number of processes may do this at a time. Drafts of processes that were killed go, too.
+
+    Args:
+        folder: The folder.
+        suffix: The end of the files' names. Others are left alone.
+        files: The largest number of files.
+        size: The largest number of bytes of all of them.
+    """
+    found, now = [], time.time()
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                if entry.name.endswith(suffix):
+                    found.append((status.st_mtime_ns, entry.path, status.st_size))
+                elif entry.name.startswith(_DRAFT) and now - status.st_mtime > _DRAFT_SECONDS:
+                    os.unlink(entry.path)
+    if len(found) <= files and sum(n for _, _, n in found) <= size:
+        return
+    kept = total = 0
+    for _, path, n in sorted(found, reverse=True):
+        kept, total = kept + 1, total + n
+        if kept > files * 3 // 4 or total > size * 3 // 4:
+            with suppress(OSError):  # another process has removed it
+                os.unlink(path)

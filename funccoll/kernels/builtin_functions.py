@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["METH_FASTCALL", "METH_NOARGS", "MethodDefinition", "define", "new_function"]
+__all__ = ["METH_FASTCALL", "METH_NOARGS", "MethodDefinition", "define", "new_definition", "new_function"]
 
 METH_NOARGS, METH_FASTCALL = 0x04, 0x80
 
@@ -30,11 +30,20 @@ _DEFINITIONS: list[MethodDefinition] = []
 
 
 def define(name: str, address: int, flags: int, doc: str) -> MethodDefinition:
+    """Describe the function of Python's C API at an address, for as long as the process lives."""
+    made = new_definition(name, address, flags, doc)
+    _DEFINITIONS.append(made)
+    return made
+
+
+def new_definition(name: str, address: int, flags: int, doc: str) -> MethodDefinition:
     """Describe the function of Python's C API at an address. `flags` are its calling convention."""
-    _DEFINITIONS.append(MethodDefinition(name.encode(), address, flags, doc.encode()))
-    return _DEFINITIONS[-1]
+    return MethodDefinition(name.encode(), address, flags, doc.encode())
 
 
 def new_function(definition: MethodDefinition, self: Any = None) -> Callable[..., Any]:
-    """Return a Python function. Its code gets `self` as its first argument."""
+    """Return a Python function. Its code gets `self` as its first argument, and the function keeps it.
+
+    The definition must live as long as the function: `self` may keep it. (Python reads neither after it has released `self`.)
+    """
     return _new(ctypes.byref(definition), self, None)

@@ -3,7 +3,7 @@
 Numba's own cache needs Numba to load from it: half a second in each process of a job. An object file needs only llvmlite, 30
 ms. A file is named by the sources of kernels, the versions of Numba and llvmlite, and the processor. (Fused kernels have a key
 of their own.) It is in the same folder as Numba's cache: NUMBA_CACHE_DIR, the package's __pycache__, or the user's cache
-directory.
+directory. The folder is bounded: the least recently used files go.
 
 Anyone with write access there decides what this process executes. So folder and file must be this user's alone
 (`private_files`). Otherwise code is compiled and not kept, with a warning.
@@ -29,7 +29,7 @@ from ..config import SHOW_COMPILING
 from ..core import private_files
 from .variants import stamp
 
-__all__ = ["address_of", "builtin_of", "cache_directory", "initialize", "kept", "load", "load_all"]
+__all__ = ["address_of", "builtin_of", "cache_directory", "engine_of", "initialize", "kept", "load", "load_all"]
 
 _FOUND = {"__errno_location", "clock_gettime", "process_vm_readv", "sched_yield", "usleep"}  # in every process
 _OF_PYTHON = "PyLong_AsLongLong", "PyEval_SaveThread", "PyEval_RestoreThread", "PyLong_FromLongLong"
@@ -38,6 +38,8 @@ _PROBES = 5e-324, 1.0, 2.0**-60
 """Numbers whose sums show a different floating-point environment: the least one, and one with what rounding to nearest
 drops."""
 _ENGINES: list[Any] = []  # for as long as the process lives: they own the code
+_MOST_FILES, _MOST_BYTES = 4096, 1 << 28
+"""The bounds of the folder. A program has one file, whatever the number of its groups."""
 
 
 def address_of(name: str, build: Callable[[], tuple[Any, Any]]) -> int:
@@ -81,11 +83,19 @@ def load(symbol: str, code: bytes) -> int:
 
 def load_all(symbols: Sequence[str], code: bytes) -> list[int]:
     """Load machine code for as long as the process lives, and return the addresses of these functions."""
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
+    _ENGINES.append(engine_of(code))
+    return [_ENGINES[-1].get_function_address(symbol) for symbol in symbols]
+
+
+def engine_of(code: bytes) -> Any:
+    """Load machine code. It is there as long as the engine that this returns; `get_function_address` has its functions."""
+    initialize()
+    target = llvm.Target.from_triple(llvm.get_process_triple())
+    machine = target.create_target_machine(codemodel="jitdefault", jit=True)  # the engine frees it; it generates no code
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
-    _ENGINES.append(engine)
-    return [engine.get_function_address(symbol) for symbol in symbols]
+    return engine
 
 
 def kept(name: str, build: Callable[[], tuple[str, bytes]], key: str | None = None) -> tuple[str, bytes]:
@@ -278,6 +288,8 @@ def _read(file: str) -> tuple[str, bytes] | None:
         digest, rest = content.split(b"\n", 1)
         symbol, code = rest.split(b"\n", 1)
         if code and _digest(path.name, rest) == digest:  # a truncated file, or one of another kernel, would end the process
+            with suppress(OSError):
+                os.utime(path)  # it is used, so it stays
             return symbol.decode(), code
     return None
 
@@ -287,8 +299,11 @@ def _write(file: str, symbol: str, code: bytes) -> None:
     if folder is None:
         return
     path, rest = folder / file, symbol.encode() + b"\n" + code
+    digest = _digest(path.name, rest)
     with suppress(OSError):
-        private_files.replace(path, _digest(path.name, rest) + b"\n" + rest)
+        private_files.replace(path, digest + b"\n" + rest)
+    if digest[:2] < b"04":  # one write in 64, of whatever process: looking at all files takes milliseconds
+        private_files.drop_oldest(folder, ".o", _MOST_FILES, _MOST_BYTES)
 
 
 def _digest(file: str, rest: bytes) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..builtin_functions import METH_FASTCALL, define, new_function
+from ..builtin_functions import METH_FASTCALL, define, new_definition, new_function
 from . import machine_code
 from .group import GroupKernel
 
@@ -124,10 +124,15 @@ def _group_call(kernel: GroupKernel) -> str:
 
 
 def functions_of(names: Sequence[str], text: str, cpu: str | None = None) -> dict[str, Callable[..., Any]]:
-    """Return the functions `<name>_call` of a text, by name. The text is compiled now, or was by an earlier process."""
-    symbols = [f"{name}_call" for name in names]
-    addresses = machine_code.addresses_of(text, symbols, cpu)
-    return {
-        name: new_function(define(symbol, address, METH_FASTCALL, "A compiled group of operations."))
-        for name, symbol, address in zip(names, symbols, addresses, strict=True)
-    }
+    """Return the functions `<name>_call` of a text, by name. The text is compiled now, or was by an earlier process.
+
+    The machine code is freed with the last of the functions, as that of a program which `fc.clear_caches` drops.
+    """
+    engine = machine_code.engine_of(text, cpu)
+    found = {}
+    for name in names:
+        symbol = f"{name}_call"
+        address = engine.get_function_address(symbol)
+        definition = new_definition(symbol, address, METH_FASTCALL, "A compiled group of operations.")
+        found[name] = new_function(definition, (engine, definition))  # `self`: it keeps them
+    return found

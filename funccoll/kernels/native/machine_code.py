@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sequence
 from typing import Any
 
 from ...config import FUSE, ON_GPUS
@@ -13,10 +12,10 @@ from .ptx_code import why_no_ptx
 __all__ = [
     "LEVELS",
     "address_of",
-    "addresses_of",
     "assembly",
     "compiler",
     "compute_mode",
+    "engine_of",
     "object_code",
     "processor_level",
     "why_not",
@@ -109,17 +108,25 @@ def assembly(text: str, cpu: str) -> str:
 
 
 def address_of(text: str, symbol: str, cpu: str | None = None) -> int:
-    """Return the address of a function of a text, compiled now or by an earlier process."""
-    return addresses_of(text, [symbol], cpu)[0]
+    """Return the address of a function of a text, for as long as the process lives."""
+    from ..object_cache import load
+
+    return load(symbol, _kept_code(text, cpu))
 
 
-def addresses_of(text: str, symbols: Sequence[str], cpu: str | None = None) -> list[int]:
-    """Return the addresses of functions of a text, compiled now or by an earlier process."""
+def engine_of(text: str, cpu: str | None = None) -> Any:
+    """Return an engine with the functions of a text (`get_function_address`). Their code is there as long as the engine."""
+    from .. import object_cache
+
+    return object_cache.engine_of(_kept_code(text, cpu))
+
+
+def _kept_code(text: str, cpu: str | None) -> bytes:
+    """Return the machine code of a text. It is compiled now, or was by an earlier process."""
     from .. import object_cache
 
     cpu = cpu or processor_level()
     if cpu is None:
         raise NotImplementedError(why_not())
     name = f"native-{cpu}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
-    _, code = object_cache.kept(name, lambda: (symbols[0], object_code(text, cpu)), _key())
-    return object_cache.load_all(symbols, code)
+    return object_cache.kept(name, lambda: ("", object_code(text, cpu)), _key())[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import hashlib
 import importlib.metadata
 import os
@@ -10,13 +11,17 @@ import shutil
 import stat
 import subprocess
 import sys
+import threading
 import warnings
+import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import funccoll
+import funccoll as fc
+from funccoll.core import private_files
 from funccoll.kernels import cpu, object_cache
 from funccoll.kernels.kernel_context import WORD
 from funccoll.kernels.native import machine_code
@@ -254,3 +259,89 @@ def test_a_machine_without_numba_has_fused_kernels(tmp_path):
     done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, "500.0\n", "")
     assert list((tmp_path / "funccoll").glob("native-*.o"))
+
+
+# ---------------------------------------------------------------- bounds
+
+
+def aged(folder, names, size=10):
+    """Write files, the first one the oldest."""
+    folder.mkdir(exist_ok=True)
+    for age, name in enumerate(reversed(names)):
+        (folder / name).write_bytes(bytes(size))
+        os.utime(folder / name, (10**9 - age, 10**9 - age))
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(("files", "size", "kept"), [(8, 80, 8), (7, 80, 5), (8, 79, 5), (1, 80, 0)])
+def test_the_least_recently_used_files_go(files, size, kept, tmp_path):
+    names = [f"{i}.o" for i in range(8)]
+    aged(tmp_path, names)
+    aged(tmp_path, ["profile.json"])
+    private_files.drop_oldest(tmp_path, ".o", files, size)
+    assert names_in(tmp_path) == [*names[8 - kept :], "profile.json"]
+
+
+def test_drafts_of_killed_processes_go(tmp_path):
+    aged(tmp_path, [".funccoll-old"])
+    (tmp_path / ".funccoll-now").write_bytes(b"")
+    private_files.drop_oldest(tmp_path, ".o", 8, 80)
+    assert names_in(tmp_path) == [".funccoll-now"]
+
+
+def test_several_processes_bound_a_folder_together(tmp_path):
+    """What one has removed is not an error for another one."""
+    names = [f"{i:03}.o" for i in range(400)]
+    aged(tmp_path, names)
+    barrier = threading.Barrier(4)
+
+    def drop():
+        barrier.wait()
+        private_files.drop_oldest(tmp_path, ".o", 100, 10**6)
+
+    threads = [threading.Thread(target=drop) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    left = names_in(tmp_path)
+    assert left == names[-len(left) :] and len(left) in (75, 100)  # one that begins when another is at 100 leaves these
+
+
+def test_what_is_read_is_used(code, tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(object_cache, "_MOST_FILES", 3)
+    monkeypatch.setattr(object_cache, "_digest", lambda file, rest: b"00")  # each write looks at all files
+    for name in "abc":
+        object_cache._write(f"{name}.o", *code)
+        os.utime(tmp_path / "funccoll" / f"{name}.o", (ord(name), ord(name)))
+    assert object_cache._read("a.o") == code
+    object_cache._write("d.o", *code)
+    assert names_in(tmp_path / "funccoll") == ["a.o", "d.o"]
+
+
+@pytest.mark.skipif(machine_code.why_not() is not None, reason=str(machine_code.why_not()))
+@pytest.mark.parametrize("clears", [True, False])
+def test_machine_code_is_freed_with_its_program(clears, monkeypatch):
+    engines, engine_of = [], object_cache.engine_of
+
+    def noted(code):
+        made = engine_of(code)
+        engines.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(object_cache, "engine_of", noted)
+    f, x = fc.jit(lambda x: np.exp(x) + np.sum(np.exp(x), axis=1, keepdims=True)), np.ones((30, 40), np.float32)
+    wanted = np.asarray(f(x))
+    (engine,) = engines
+    if clears:
+        fc.clear_caches()
+        gc.collect()
+        assert engine() is None and np.array_equal(f(x), wanted)
+    else:
+        del f
+        gc.collect()
+        assert engine() is None
