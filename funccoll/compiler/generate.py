@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from ..config import CHECK, FUSE, ON_GPUS
 from ..core.ir import Atom, Equation, Program
 from ..core.mesh import Mesh
-from ..job.job_context import transport_of
+from ..job.handshake import check_compute
+from ..job.job_context import current, transport_of
 from ..primitives.varying import pvary_p
 from .codegen.bad_index import CAPTURED_CONSTANT
 from .codegen.generated_program import GeneratedProgram, compile_program
@@ -59,6 +60,8 @@ def generate(
     """
     transport, virtual = transport_of(mesh), mesh.is_fully_addressable
     on_cpu = mesh.device_type == "cpu"
+    if on_cpu and current() is not None:
+        check_compute()
     search = MODES.non_finite if on_cpu else None
     fused = search is None if on_cpu else FUSE.read() == ON_GPUS  # the search names single operations
     ordered = in_execution_order(program, fused, for_gpu=not on_cpu)

@@ -26,6 +26,7 @@ __all__ = [
     "REMEDY",
     "Answer",
     "JobSpec",
+    "check_compute",
     "describe_installation",
     "installation",
     "is_handshake",
@@ -85,6 +86,16 @@ def same_compute(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """True if both installations compute in fused kernels, or both by NumPy, for whatever reasons."""
     kinds = {str(installed.get("compute")).partition(" (")[0] for installed in (one, other)}
     return len(kinds) == 1
+
+
+def check_compute() -> None:
+    """Raise a RendezvousError if this process computes in another way than when it joined its job, as all ranks agreed."""
+    agreed, now = installation(), {"compute": compute_mode()}
+    if not same_compute(agreed, now):
+        raise RendezvousError(
+            f"this process computes with {now['compute']}, and it joined its job with {agreed['compute']}: {config.FUSE} has "
+            "changed since. Ranks agree on it when they join. Set it before funccoll.init, on all ranks."
+        )
 
 
 @dataclass(frozen=True)

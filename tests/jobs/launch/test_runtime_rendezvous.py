@@ -8,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import funccoll
+import funccoll as fc
 from funccoll._version import __version__
+from funccoll.errors import RendezvousError
 from funccoll.job.job_context import finalize, init
 from tests.support.ranks.ranks import (
     JOIN,
@@ -254,6 +257,28 @@ def test_ranks_without_fused_kernels_for_different_reasons():
         for r in range(2):
             ranks.tell(r)
         ranks.end_well()
+
+
+def compiled_in_another_mode():
+    """Compile in the mode of the join, in another one, and in the first one again. Return the error."""
+    mesh, x = fc.make_mesh({"d": 2}), np.ones((2, 8), np.float32)
+    own = os.environ["FUNCCOLL_FUSE"]
+    steps = [fc.jit(lambda x, k=k: fc.all_reduce(np.exp(x + k), "d"), mesh=mesh, in_specs=fc.P("d")) for k in range(2)]
+    steps[0](x)
+    os.environ["FUNCCOLL_FUSE"] = "01"[own == "0"]
+    with pytest.raises(RendezvousError) as raised:
+        steps[1](x)
+    steps[0](x)  # it is compiled
+    os.environ["FUNCCOLL_FUSE"] = own
+    steps[1](x)
+    return str(raised.value)
+
+
+def test_a_rank_that_changes_its_mode_of_compute_after_it_joined(monkeypatch):
+    monkeypatch.setenv("FUNCCOLL_FUSE", "0")
+    for error in fc.launch(compiled_in_another_mode, 2):
+        assert "computes with fused kernels, and it joined its job with NumPy (FUNCCOLL_FUSE=0)" in error
+        assert "FUNCCOLL_FUSE has changed since" in error
 
 
 def test_ranks_of_two_checkouts_with_one_version(tmp_path):
