@@ -19,7 +19,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ import llvmlite.binding as llvm
 
 from ..config import SHOW_COMPILING
 from ..core import private_files
-from .variants import stamp
 
 __all__ = ["address_of", "builtin_of", "cache_directory", "engine_of", "initialize", "kept", "load", "load_all"]
 
@@ -240,6 +238,10 @@ def _processor() -> tuple[str, str]:
 
 @functools.lru_cache(maxsize=1)
 def _key() -> str:
+    from importlib.metadata import version  # here: fused kernels have another key, and these take 70 ms in a first call
+
+    from .variants import stamp
+
     parts = (stamp(), version("numba"), version("llvmlite"), *_processor())
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -96,7 +97,7 @@ def test_code_belongs_to_a_processor_and_to_versions(monkeypatch):
     assert object_cache._key() != mine
     object_cache._key.cache_clear()
     monkeypatch.undo()
-    monkeypatch.setattr(object_cache, "version", lambda name: "0.0")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.0")
     assert object_cache._key() != mine
     object_cache._key.cache_clear()
 

@@ -223,7 +223,7 @@ def test_hosts_that_share_a_folder_share_fused_kernels(monkeypatch, tmp_path):
 
     assert answers() and not answers()
     monkeypatch.setattr(object_cache, "_processor", lambda: ("another", ""))
-    monkeypatch.setattr(object_cache, "version", no_numba)
+    monkeypatch.setattr(importlib.metadata, "version", no_numba)
     object_cache._key.cache_clear()
     assert not answers()
     machine_code.address_of(ANSWER, "answer", "x86-64")  # another kind is another file
