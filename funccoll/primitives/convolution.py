@@ -26,6 +26,7 @@ from ..errors import DTypeError, ShapeError
 from .batch_rules import batch_each
 
 __all__ = [
+    "Pairs",
     "accumulated",
     "conv_input_p",
     "conv_kernel_p",
