@@ -90,8 +90,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "kernels.native": (
         ("counted_loops", "group", "ir_text", "ptx_code"), ("machine_code", "thread_text"),
-        ("elementary", "fast_call", "products", "strided_copies"), ("convolutions", "powers", "quotients", "row_quotients", "loop"),
-        ("angles",), ("operations",),
+        ("elementary", "fast_call", "products", "strided_copies"),
+        ("convolutions", "powers", "quotients", "row_quotients", "loop"), ("angles",), ("operations",),
         ("gpu_rows", "group_kernel"), ("gpu_group", "loop_kernel"),
         ("compiled_groups",),
     ),
