@@ -17,6 +17,7 @@ from funccoll.errors import DTypeError, UnsupportedError
 from funccoll.platforms.gpu.cupy_library import CupyLibrary
 from funccoll.primitives.debugging import snapshot_p
 from funccoll.primitives.elementwise import UFUNCS
+from funccoll.primitives.fused import fused_scan_p
 from funccoll.primitives.linalg import matmul_p
 from funccoll.primitives.optimizers import optimizer_step_p
 from funccoll.primitives.varying import own_slice_p
@@ -56,7 +57,7 @@ def test_every_supported_function(cases: list[Case]) -> None:
 def test_every_primitive_of_compute_has_a_rule() -> None:
     held = library()
     for primitive in ir._PRIMITIVES.values():
-        not_there = primitive in (optimizer_step_p, pure_callback_p, snapshot_p) or primitive in USERS_PRIMITIVES
+        not_there = primitive in (fused_scan_p, optimizer_step_p, pure_callback_p, snapshot_p) or primitive in USERS_PRIMITIVES
         if primitive.kind in ("compute", "local") and not not_there:
             assert (primitive.ufunc is not None or primitive in held._rules) != (primitive in CPU_ONLY), primitive
 
