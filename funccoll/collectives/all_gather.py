@@ -16,7 +16,7 @@ from ..core.ir import primitive_named
 from ..core.types import ArrayType
 from ..errors import ShapeError
 from ..primitives.combining import Shards
-from ..primitives.operand_rules import resized
+from ..primitives.operand_rules import communicate, resized, together
 from .record import Lowering, collective
 
 __all__ = ["all_gather_p"]
@@ -33,8 +33,11 @@ def _reference(shards: Shards, *, dim: int, stack: bool, **_: Any) -> list[Any]:
     return [(np.stack if stack else np.concatenate)(shards, axis=dim)]
 
 
-def _vjp(cts: Sequence[Any], inputs: Any, outs: Any, *, algorithm: Any, **params: Any) -> list[Any]:
-    return [None if ct is None else bind(primitive_named("own_slice"), ct, **params) for ct in cts]
+def _vjp(cts: Sequence[Any], inputs: Any, outs: Any, *, algorithm: Any, dim: int, stack: bool, **along: Any) -> list[Any]:
+    if "groups" in along:  # each device of a group has a cotangent of its own
+        summed = together(cts, lambda present: communicate("reduce_scatter", *present, dim=dim, op="sum", **along))
+        return [ct if ct is None or not stack else np.squeeze(ct, dim) for ct in summed]
+    return [None if ct is None else bind(primitive_named("own_slice"), ct, dim=dim, stack=stack, **along) for ct in cts]
 
 
 def _lower(*, dim: int, stack: bool) -> Lowering:

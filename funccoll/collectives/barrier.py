@@ -6,12 +6,12 @@ Cost: at least ⌈log₂ p⌉α and no bytes; dissemination attains it (Hensgen,
 from __future__ import annotations
 
 from ..core.types import ArrayType
-from .record import CollectivePrimitive, Lowering
+from .record import AxisGroups, CollectivePrimitive, Lowering
 
 __all__ = ["barrier_p"]
 
 
-def _infer(*, axes: tuple[str, ...], size: int, algorithm: str | None) -> list[ArrayType]:
+def _infer(*, axes: tuple[str, ...], size: int, algorithm: str | None, groups: AxisGroups = ()) -> list[ArrayType]:
     return []
 
 

@@ -15,6 +15,7 @@ from ..core.interpreter import bind
 from ..core.ir import primitive_named
 from ..core.types import ArrayType
 from ..primitives.combining import Shards
+from ..primitives.operand_rules import communicate, together
 from .record import Lowering, collective, left_out
 
 __all__ = ["broadcast_p"]
@@ -28,9 +29,12 @@ def _reference(shards: Shards, *, root: int, **_: Any) -> list[Any]:
     return [shards[root]]
 
 
-def _vjp(cts: Sequence[Any], inputs: Any, outs: Any, *, axes, root, **_: Any) -> list[Any]:
+def _vjp(cts: Sequence[Any], inputs: Any, outs: Any, *, root, algorithm, **along: Any) -> list[Any]:
+    if "groups" in along:  # each device of a group has a cotangent of its own
+        return together(cts, lambda present: communicate("reduce", *present, root=root, op="sum", **along))
+
     def on_root(ct: Any) -> Any:
-        return np.where(bind(primitive_named("axis_index"), axes=axes) == root, ct, np.zeros((), ct.dtype))
+        return np.where(bind(primitive_named("axis_index"), axes=along["axes"]) == root, ct, np.zeros((), ct.dtype))
 
     return [None if ct is None else partial(on_root, ct) for ct in cts]
 

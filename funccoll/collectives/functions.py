@@ -4,6 +4,11 @@ You call collectives inside a function that `fc.jit(fn, mesh=...)` traces. Each 
 a pytree of arrays. A pytree is one logical operation. `axis` is a mesh axis or a tuple of axes, the first of them outermost; p
 is the number of devices along it. If the result does not vary over `axis`, all devices get the same bits.
 
+`groups` are lists of positions along `axis` (over several axes the first one is outermost), each position in one of them.
+Each group has a collective of its own, and p is its size. The order in a group is that of its ranks: of blocks, of combination,
+and of `root`. The result varies over `axis` also if all devices of a group have it. Collectives whose shapes depend on p need
+groups of one size. One group of all positions in order is the same as None.
+
 `algorithm` names the schedule, such as "ring". `fc.schedules.algorithms("all_reduce", p)` lists the names; None lets the
 compiler choose. The algorithm decides the order in which a reduction combines, so it is part of the program. On one host the
 compiler keeps the left fold in axis order. Over several axes "hierarchical" takes the first one for hosts. In a job over MPI,
@@ -27,18 +32,20 @@ from ..errors import MeshError, ScheduleError, ShapeError, TraceError, Unsupport
 from ..ops.registry import as_traceable
 from ..primitives import varying
 from ..primitives.combining import OPS, identity_of
+from ..primitives.operand_rules import check_op
 from ..primitives.varying import axis_index_p, own_slice_p
 from ..tracing.trace import value_type
 from .all_gather import all_gather_p
 from .all_reduce import all_reduce_p
 from .all_to_all import all_to_all_p
+from .axis_groups import checked_groups, group_index, group_sizes, largest
 from .barrier import barrier_p
 from .broadcast import broadcast_p
 from .exclusive_scan import exclusive_scan_p
 from .gather import gather_p
 from .inclusive_scan import inclusive_scan_p
 from .permute import permute_p
-from .record import CollectivePrimitive
+from .record import AxisGroups, CollectivePrimitive, are_uneven
 from .reduce import reduce_p
 from .reduce_scatter import reduce_scatter_p
 from .scatter import scatter_p
@@ -64,6 +71,7 @@ __all__ = [
 ]
 
 Axes = str | tuple[str, ...]
+Groups = Sequence[Sequence[int]] | None
 
 
 def mesh_axes(name: str, axis: Axes) -> tuple[str, ...]:
@@ -104,15 +112,23 @@ def _check_array(name: str, leaf: Any) -> None:
         )
 
 
-def _communicate(primitive: CollectivePrimitive, x: Any, axes: tuple[str, ...], algorithm: str | None, **params: Any) -> Any:
+def _communicate(
+    primitive: CollectivePrimitive,
+    x: Any,
+    axes: tuple[str, ...],
+    algorithm: str | None,
+    groups: AxisGroups = (),
+    **params: Any,
+) -> Any:
     algorithm = _algorithm(primitive.name, algorithm)
     leaves, rebuild = _leaves(primitive.name, x)
     if not leaves:
         return x
 
     def apply(values: Sequence[Any], axes: tuple[str, ...], params: dict[str, Any]) -> Any:
+        among = {"groups": groups} if groups else {}
         try:
-            return bind(primitive, *values, axes=axes, size=varying.axis_size(axes), algorithm=algorithm, **params)
+            return bind(primitive, *values, axes=axes, size=largest(groups, axes), algorithm=algorithm, **among, **params)
         except VaryingError as error:
             error.operands = values
             raise
@@ -120,6 +136,8 @@ def _communicate(primitive: CollectivePrimitive, x: Any, axes: tuple[str, ...], 
     rule = primitive.of_copies(**params)
     if rule == "pvaried":
         leaves = [_pvaried(leaf, axes) for leaf in leaves]
+    elif rule == "left out" and groups:  # positions count over all axes, so none of them can be left out alone
+        leaves = [leaf if value_type(leaf).varying.isdisjoint(axes) else _pvaried(leaf, axes) for leaf in leaves]
     if rule != "left out":
         return rebuild(apply(leaves, axes, params))
     along: dict[tuple[str, ...], list[int]] = {}
@@ -178,10 +196,11 @@ def _dim(name: str, x: Any, dim: int, extra: int = 0, what: str = "dim") -> int:
     return found.pop() if found else 0
 
 
-def _root(name: str, root: int, axes: tuple[str, ...]) -> int:
-    size = varying.axis_size(axes)
+def _root(name: str, root: int, axes: tuple[str, ...], groups: AxisGroups = ()) -> int:
+    size = min(map(len, groups)) if groups else varying.axis_size(axes)
+    along = "its rank in each group" if groups else f"a device's position along {axes}"
     if isinstance(root, bool) or not isinstance(root, (int, np.integer)) or not 0 <= root < size:
-        raise ShapeError(f"{name}: root={root!r} must be an integer from 0 to {size - 1}, a device's position along {axes}.")
+        raise ShapeError(f"{name}: root={root!r} must be an integer from 0 to {size - 1}, {along}.")
     return int(root)
 
 
@@ -197,8 +216,26 @@ def _flag(name: str, what: str, value: bool) -> bool:
     return bool(value)
 
 
+def _uneven_mean(
+    primitive: CollectivePrimitive, x: Any, axes: tuple[str, ...], algorithm: str | None, groups: AxisGroups, **params: Any
+) -> Any:
+    """The mean in groups whose sizes differ: a sum, divided by each device's size. What does not vary is its own mean."""
+    leaves, rebuild = _leaves(primitive.name, x)
+    varies = [not value_type(leaf).varying.isdisjoint(axes) for leaf in leaves]
+    for leaf in leaves:
+        check_op(primitive.name, value_type(leaf), "mean")
+    if primitive is all_reduce_p:
+        wide = [_pvaried(leaf, axes) for leaf, does in zip(leaves, varies, strict=True) if does]
+    else:
+        wide, varies = leaves, [True] * len(leaves)
+    sums = iter(_communicate(primitive, wide, axes, algorithm, groups, op="sum", **params))
+    count = group_sizes(groups, axes)
+    means = [next(sums) / count.astype(value_type(leaf).dtype) if does else leaf for leaf, does in zip(leaves, varies)]
+    return rebuild(means)
+
+
 @explains_keywords()
-def all_reduce(x: Any, axis: Axes, *, op: str = "sum", algorithm: str | None = None) -> Any:
+def all_reduce(x: Any, axis: Axes, *, op: str = "sum", groups: Groups = None, algorithm: str | None = None) -> Any:
     """Combine `x` over all devices along `axis`; every device gets the result.
 
     The schedule decides the order of combination; on one host it is the left fold in axis order by default. All devices get the
@@ -214,6 +251,7 @@ def all_reduce(x: Any, axis: Axes, *, op: str = "sum", algorithm: str | None = N
         x: An array or a pytree of arrays, of any shape.
         axis: A mesh axis, or a tuple of axes.
         op: "sum", "mean", "max", "min", "prod", "and", "or" or "xor".
+        groups: Groups of positions along `axis` that communicate among themselves, such as [[0, 1], [2, 3]]; see above.
         algorithm: The name of a schedule, such as "ring"; `fc.schedules.algorithms("all_reduce", p)` lists them. None lets the
             compiler choose.
 
@@ -233,12 +271,17 @@ def all_reduce(x: Any, axis: Axes, *, op: str = "sum", algorithm: str | None = N
         >>> print(total(np.arange(8.0)))  # each device has two of the eight numbers
         [12. 16.]
     """
-    axes = mesh_axes("all_reduce", axis)
-    return _communicate(all_reduce_p, x, axes, algorithm, op=_op("all_reduce", op))
+    axes, op = mesh_axes("all_reduce", axis), _op("all_reduce", op)
+    among = checked_groups("all_reduce", groups, axes)
+    if op == "mean" and are_uneven(among):
+        return _uneven_mean(all_reduce_p, x, axes, algorithm, among)
+    return _communicate(all_reduce_p, x, axes, algorithm, among, op=op)
 
 
 @explains_keywords()
-def all_gather(x: Any, axis: Axes, *, dim: int = 0, stack: bool = False, algorithm: str | None = None) -> Any:
+def all_gather(
+    x: Any, axis: Axes, *, dim: int = 0, stack: bool = False, groups: Groups = None, algorithm: str | None = None
+) -> Any:
     """Concatenate the `x` of all devices along `dim`, in axis order, or stack them along a new dimension.
 
     Every device gets the whole. Its gradient gives each device its own block of the cotangent.
@@ -248,6 +291,7 @@ def all_gather(x: Any, axis: Axes, *, dim: int = 0, stack: bool = False, algorit
         axis: A mesh axis, or a tuple of axes.
         dim: The dimension to concatenate along, or the place of the new one; negative counts from the end.
         stack: True stacks the blocks along a new dimension instead.
+        groups: Groups of positions along `axis` that communicate among themselves, such as [[0, 1], [2, 3]]; see above.
         algorithm: The name of a schedule, such as "ring" or "bruck". None lets the compiler choose.
 
     Returns:
@@ -266,12 +310,15 @@ def all_gather(x: Any, axis: Axes, *, dim: int = 0, stack: bool = False, algorit
         [0 2 4 6]
     """
     axes = mesh_axes("all_gather", axis)
+    among = checked_groups("all_gather", groups, axes, "each makes a result of its own size")
     dim = _dim("all_gather", x, dim, extra=int(stack))
-    return _communicate(all_gather_p, x, axes, algorithm, dim=dim, stack=bool(stack))
+    return _communicate(all_gather_p, x, axes, algorithm, among, dim=dim, stack=bool(stack))
 
 
 @explains_keywords()
-def reduce_scatter(x: Any, axis: Axes, *, dim: int = 0, op: str = "sum", algorithm: str | None = None) -> Any:
+def reduce_scatter(
+    x: Any, axis: Axes, *, dim: int = 0, op: str = "sum", groups: Groups = None, algorithm: str | None = None
+) -> Any:
     """Combine `x` over all devices along `axis`; each device gets its own block of the result along `dim`.
 
     It gives what `own_slice` of an `all_reduce` gives, without making the whole result. The gradient of a sum or a mean is an
@@ -282,6 +329,7 @@ def reduce_scatter(x: Any, axis: Axes, *, dim: int = 0, op: str = "sum", algorit
         axis: A mesh axis, or a tuple of axes.
         dim: The dimension that is cut into p blocks; device i gets block i. Negative counts from the end.
         op: "sum", "mean", "max", "min", "prod", "and", "or" or "xor".
+        groups: Groups of positions along `axis` that communicate among themselves, such as [[0, 1], [2, 3]]; see above.
         algorithm: The name of a schedule, such as "ring" or "recursive_halving". None lets the compiler choose.
 
     Returns:
@@ -302,12 +350,15 @@ def reduce_scatter(x: Any, axis: Axes, *, dim: int = 0, op: str = "sum", algorit
         [11 22 33 44]
     """
     axes = mesh_axes("reduce_scatter", axis)
+    among = checked_groups("reduce_scatter", groups, axes, "each cuts the operand into blocks of another size")
     dim = _dim("reduce_scatter", x, dim)
-    return _communicate(reduce_scatter_p, x, axes, algorithm, dim=dim, op=_op("reduce_scatter", op))
+    return _communicate(reduce_scatter_p, x, axes, algorithm, among, dim=dim, op=_op("reduce_scatter", op))
 
 
 @explains_keywords()
-def all_to_all(x: Any, axis: Axes, *, split_dim: int, concat_dim: int, algorithm: str | None = None) -> Any:
+def all_to_all(
+    x: Any, axis: Axes, *, split_dim: int, concat_dim: int, groups: Groups = None, algorithm: str | None = None
+) -> Any:
     """Exchange blocks: each device sends block j of its `x` along `split_dim` to device j.
 
     Each device concatenates what it receives along `concat_dim`, in axis order. An `x` that does not vary over `axis` is
@@ -318,6 +369,7 @@ def all_to_all(x: Any, axis: Axes, *, split_dim: int, concat_dim: int, algorithm
         axis: A mesh axis, or a tuple of axes.
         split_dim: The dimension that is cut into p blocks; negative counts from the end.
         concat_dim: The dimension along which the received blocks are concatenated.
+        groups: Groups of positions along `axis` that communicate among themselves, such as [[0, 1], [2, 3]]; see above.
         algorithm: The name of a schedule: "direct", "bruck" or "hierarchical". None lets the compiler choose.
 
     Returns:
@@ -337,9 +389,10 @@ def all_to_all(x: Any, axis: Axes, *, split_dim: int, concat_dim: int, algorithm
          [4 5 6 7]]
     """
     axes = mesh_axes("all_to_all", axis)
+    among = checked_groups("all_to_all", groups, axes, "each cuts the operand into blocks of another size")
     split = _dim("all_to_all", x, split_dim, what="split_dim")
     concat = _dim("all_to_all", x, concat_dim, what="concat_dim")
-    return _communicate(all_to_all_p, x, axes, algorithm, split_dim=split, concat_dim=concat)
+    return _communicate(all_to_all_p, x, axes, algorithm, among, split_dim=split, concat_dim=concat)
 
 
 @explains_keywords()
@@ -388,7 +441,7 @@ def permute(x: Any, axis: Axes, pairs: Sequence[tuple[int, int]], *, algorithm: 
 
 
 @explains_keywords()
-def broadcast(x: Any, axis: Axes, *, root: int = 0, algorithm: str | None = None) -> Any:
+def broadcast(x: Any, axis: Axes, *, root: int = 0, groups: Groups = None, algorithm: str | None = None) -> Any:
     """Send the `x` of the device at position `root` to all devices along `axis`.
 
     An `x` that does not vary over `axis` is returned as it is. The gradient is the cotangent on the root, and zeros on the
@@ -398,6 +451,7 @@ def broadcast(x: Any, axis: Axes, *, root: int = 0, algorithm: str | None = None
         x: An array or a pytree of arrays, of any shape.
         axis: A mesh axis, or a tuple of axes.
         root: The position of the sender along `axis`, from 0 to p - 1; over several axes the first one is outermost.
+        groups: Groups of positions along `axis` that communicate among themselves, such as [[0, 1], [2, 3]]; see above.
         algorithm: The name of a schedule, such as "binomial". None lets the compiler choose.
 
     Returns:
@@ -414,11 +468,12 @@ def broadcast(x: Any, axis: Axes, *, root: int = 0, algorithm: str | None = None
         [12]
     """
     axes = mesh_axes("broadcast", axis)
-    return _communicate(broadcast_p, x, axes, algorithm, root=_root("broadcast", root, axes))
+    among = checked_groups("broadcast", groups, axes)
+    return _communicate(broadcast_p, x, axes, algorithm, among, root=_root("broadcast", root, axes, among))
 
 
 @explains_keywords()
-def reduce(x: Any, axis: Axes, *, root: int = 0, op: str = "sum", algorithm: str | None = None) -> Any:
+def reduce(x: Any, axis: Axes, *, root: int = 0, op: str = "sum", groups: Groups = None, algorithm: str | None = None) -> Any:
     """Combine `x` over all devices along `axis` onto the device at position `root`; the others get zeros.
 
     The gradient of a sum is a `broadcast` of the root's cotangent.
@@ -428,6 +483,7 @@ def reduce(x: Any, axis: Axes, *, root: int = 0, op: str = "sum", algorithm: str
         axis: A mesh axis, or a tuple of axes.
         root: The position of the receiver along `axis`, from 0 to p - 1.
         op: "sum", "mean", "max", "min", "prod", "and", "or" or "xor".
+        groups: Groups of positions along `axis` that communicate among themselves, such as [[0, 1], [2, 3]]; see above.
         algorithm: The name of a schedule, such as "binomial". None lets the compiler choose.
 
     Returns:
@@ -446,12 +502,16 @@ def reduce(x: Any, axis: Axes, *, root: int = 0, op: str = "sum", algorithm: str
         >>> print(fn(np.array([1, 2, 3])))
         [0 6 0]
     """
-    axes = mesh_axes("reduce", axis)
-    return _communicate(reduce_p, x, axes, algorithm, root=_root("reduce", root, axes), op=_op("reduce", op))
+    axes, op = mesh_axes("reduce", axis), _op("reduce", op)
+    among = checked_groups("reduce", groups, axes)
+    root = _root("reduce", root, axes, among)
+    if op == "mean" and are_uneven(among):
+        return _uneven_mean(reduce_p, x, axes, algorithm, among, root=root)
+    return _communicate(reduce_p, x, axes, algorithm, among, root=root, op=op)
 
 
 @explains_keywords()
-def gather(x: Any, axis: Axes, *, root: int = 0, dim: int = 0, algorithm: str | None = None) -> Any:
+def gather(x: Any, axis: Axes, *, root: int = 0, dim: int = 0, groups: Groups = None, algorithm: str | None = None) -> Any:
     """Concatenate the `x` of all devices along `dim` on the device at position `root`; the others get zeros.
 
     Every device has the same shapes, so the others' zeros are as large as the root's result. The gradient is a `scatter`.
@@ -461,6 +521,7 @@ def gather(x: Any, axis: Axes, *, root: int = 0, dim: int = 0, algorithm: str | 
         axis: A mesh axis, or a tuple of axes.
         root: The position of the receiver along `axis`, from 0 to p - 1.
         dim: The dimension to concatenate along; negative counts from the end.
+        groups: Groups of positions along `axis` that communicate among themselves, such as [[0, 1], [2, 3]]; see above.
         algorithm: The name of a schedule, such as "binomial". None lets the compiler choose.
 
     Returns:
@@ -478,12 +539,13 @@ def gather(x: Any, axis: Axes, *, root: int = 0, dim: int = 0, algorithm: str | 
         [1 2 0 0]
     """
     axes = mesh_axes("gather", axis)
+    among = checked_groups("gather", groups, axes, "each makes a result of its own size")
     dim = _dim("gather", x, dim)
-    return _communicate(gather_p, x, axes, algorithm, root=_root("gather", root, axes), dim=dim)
+    return _communicate(gather_p, x, axes, algorithm, among, root=_root("gather", root, axes, among), dim=dim)
 
 
 @explains_keywords()
-def scatter(x: Any, axis: Axes, *, root: int = 0, dim: int = 0, algorithm: str | None = None) -> Any:
+def scatter(x: Any, axis: Axes, *, root: int = 0, dim: int = 0, groups: Groups = None, algorithm: str | None = None) -> Any:
     """Give each device its own block, along `dim`, of the `x` on the device at position `root`.
 
     The `x` of the other devices is not read, but has the same shape. The gradient is a `gather`.
@@ -493,6 +555,7 @@ def scatter(x: Any, axis: Axes, *, root: int = 0, dim: int = 0, algorithm: str |
         axis: A mesh axis, or a tuple of axes.
         root: The position of the sender along `axis`, from 0 to p - 1.
         dim: The dimension that is cut into p blocks; device i gets block i. Negative counts from the end.
+        groups: Groups of positions along `axis` that communicate among themselves, such as [[0, 1], [2, 3]]; see above.
         algorithm: The name of a schedule, such as "binomial". None lets the compiler choose.
 
     Returns:
@@ -510,8 +573,9 @@ def scatter(x: Any, axis: Axes, *, root: int = 0, dim: int = 0, algorithm: str |
         [1 2]
     """
     axes = mesh_axes("scatter", axis)
+    among = checked_groups("scatter", groups, axes, "each cuts the operand into blocks of another size")
     dim = _dim("scatter", x, dim)
-    return _communicate(scatter_p, x, axes, algorithm, root=_root("scatter", root, axes), dim=dim)
+    return _communicate(scatter_p, x, axes, algorithm, among, root=_root("scatter", root, axes, among), dim=dim)
 
 
 @explains_keywords()
@@ -592,20 +656,23 @@ def exclusive_scan(x: Any, axis: Axes, *, op: str = "sum", reverse: bool = False
 
 
 @explains_keywords()
-def barrier(axis: Axes, *, algorithm: str | None = None) -> None:
+def barrier(axis: Axes, *, groups: Groups = None, algorithm: str | None = None) -> None:
     """Wait until all devices along `axis` have arrived.
 
     The compiler moves no collective across a barrier.
 
     Args:
         axis: A mesh axis, or a tuple of axes.
+        groups: Groups of positions along `axis` that communicate among themselves, such as [[0, 1], [2, 3]]; see above.
         algorithm: The name of a schedule. None lets the compiler choose.
 
     Raises:
         MeshError: If the mesh has no such axis.
     """
     axes = mesh_axes("barrier", axis)
-    bind(barrier_p, axes=axes, size=varying.axis_size(axes), algorithm=_algorithm("barrier", algorithm))
+    among = checked_groups("barrier", groups, axes)
+    params = {"groups": among} if among else {}
+    bind(barrier_p, axes=axes, size=largest(among, axes), algorithm=_algorithm("barrier", algorithm), **params)
 
 
 @explains_keywords()
@@ -669,11 +736,12 @@ def pvary(x: Any, axis: Axes) -> Any:
 
 
 @explains_keywords()
-def axis_index(axis: Axes) -> Any:
+def axis_index(axis: Axes, *, groups: Groups = None) -> Any:
     """Return this device's position along `axis`, from 0 to p - 1.
 
     Args:
         axis: A mesh axis, or a tuple of axes, whose positions are counted with the first axis outermost.
+        groups: Groups of positions, as collectives take them. The result is then this device's rank in its group.
 
     Returns:
         A scalar of dtype int32, which varies over `axis`.
@@ -687,7 +755,8 @@ def axis_index(axis: Axes) -> Any:
         >>> print(fn())
         [0 1 2 3]
     """
-    return bind(axis_index_p, axes=mesh_axes("axis_index", axis))
+    axes = mesh_axes("axis_index", axis)
+    return group_index(checked_groups("axis_index", groups, axes), axes)
 
 
 @explains_keywords()

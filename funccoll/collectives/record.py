@@ -16,10 +16,12 @@ from ..primitives.combining import Shards, fold
 from ..primitives.operand_rules import batch_operands, linear_each
 
 __all__ = [
+    "AxisGroups",
     "CollectivePrimitive",
     "Combine",
     "Lowering",
     "OfCopies",
+    "are_uneven",
     "collective",
     "in_axis_order",
     "left_out",
@@ -28,8 +30,17 @@ __all__ = [
     "refused",
 ]
 
+AxisGroups = tuple[tuple[int, ...], ...]
+"""Positions along a collective's axes that form groups, in the order of their ranks. A collective among all devices has no such
+parameter."""
+
 Combine = Callable[[int, Shards, str], Any]
 """(place in the group that gets the result, every device's contribution in axis order, op) -> the reduction."""
+
+
+def are_uneven(groups: AxisGroups) -> bool:
+    """True if groups have different sizes. Their schedules then run as one, side by side."""
+    return len({*map(len, groups)}) > 1
 
 
 def in_axis_order(place: int, shards: Shards, op: str) -> Any:
@@ -119,7 +130,7 @@ def collective(
     """Make the record of a collective with operands. The type rule `infer` takes one of them at a time.
 
     Args:
-        name: The name of the primitive.
+        name: The name of the primitive. Its parameter `groups`, if it has one, makes each result vary over the axes.
         infer: The type rule.
         reference: The values, in NumPy.
         vjp: The gradient rule.
@@ -130,10 +141,13 @@ def collective(
         dims: The parameters that count an operand's dimensions.
     """
 
-    def infer_each(*xs: ArrayType, axes: tuple[str, ...], algorithm: str | None, **params: Any) -> list[ArrayType]:
+    def infer_each(
+        *xs: ArrayType, axes: tuple[str, ...], algorithm: str | None, groups: AxisGroups = (), **params: Any
+    ) -> list[ArrayType]:
         for x in xs:
             _require_varying(name, x, axes, gives_own_block)
-        return [infer(x, axes=axes, **params) for x in xs]
+        outs = [infer(x, axes=axes, **params) for x in xs]
+        return [out.vary(out.varying | set(axes)) for out in outs] if groups else outs  # groups have results of their own
 
     return CollectivePrimitive(
         name,
@@ -166,4 +180,4 @@ def _require_varying(name: str, x: ArrayType, axes: Sequence[str], gives_own_blo
 def lowering(eqn: Equation) -> Lowering:
     """The lowering of an equation that is a collective."""
     assert isinstance(eqn.primitive, CollectivePrimitive)
-    return eqn.primitive.lower(**{k: v for k, v in eqn.params.items() if k not in ("axes", "size", "algorithm")})
+    return eqn.primitive.lower(**{k: v for k, v in eqn.params.items() if k not in ("axes", "groups", "size", "algorithm")})

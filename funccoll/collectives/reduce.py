@@ -30,23 +30,22 @@ def _reference(shards: Shards, *, root: int, op: str, combine: Combine = in_axis
     return [combine(i, shards, op) if i == root else np.zeros_like(s) for i, s in enumerate(shards)]
 
 
-def _vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, axes, root, op, size, **_: Any) -> list[Any]:
+def _vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, root, op, algorithm, **along: Any) -> list[Any]:
     def from_root(values: list[Any]) -> list[Any]:
-        return communicate("broadcast", *values, axes=axes, root=root, size=size)
+        return communicate("broadcast", *values, root=root, **along)
 
     results = outs if op in ("sum", "mean") else from_root(list(outs))
-    return gradient_of_reduction(together(cts, from_root), inputs, results, axes=axes, op=op, size=size)
+    return gradient_of_reduction(together(cts, from_root), inputs, results, op=op, **along)
 
 
 def _jvp(
-    tangents: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, axes, root, op, size, **same: Any
+    tangents: Sequence[Any], inputs: Sequence[Any], outs: Sequence[Any], *, root, op, algorithm, **along: Any
 ) -> list[Any]:
-    params = {"axes": axes, "root": root, "size": size}
     if op in ("sum", "mean"):
-        return together(tangents, lambda present: bind(reduce_p, *present, **params, op=op, **same))
-    results = communicate("broadcast", *outs, **params)
-    parts = tangents_of_reduction(tangents, inputs, results, op=op, **params)
-    return together(parts, lambda present: communicate("reduce", *present, **params, op="sum"))
+        return together(tangents, lambda present: bind(reduce_p, *present, root=root, op=op, algorithm=algorithm, **along))
+    results = communicate("broadcast", *outs, root=root, **along)
+    parts = tangents_of_reduction(tangents, inputs, results, op=op, **along)
+    return together(parts, lambda present: communicate("reduce", *present, root=root, op="sum", **along))
 
 
 def _lower(*, root: int, op: str) -> Lowering:

@@ -46,11 +46,10 @@ def _require_linear(op: str, axes: Sequence[str]) -> None:
         )
 
 
-def _vjp(cts: Sequence[Any], inputs: Any, outs: Any, *, axes, dim, op, size, **_: Any) -> list[Any]:
-    _require_linear(op, axes)
-    back = {"axes": axes, "dim": dim, "stack": False, "size": size}
-    gathered = together(cts, lambda present: communicate("all_gather", *present, **back))
-    return spread(gathered, axes, op, size)
+def _vjp(cts: Sequence[Any], inputs: Any, outs: Any, *, dim, op, algorithm, **along: Any) -> list[Any]:
+    _require_linear(op, along["axes"])
+    gathered = together(cts, lambda present: communicate("all_gather", *present, dim=dim, stack=False, **along))
+    return spread(gathered, op=op, **along)
 
 
 def _jvp(tangents: Sequence[Any], inputs: Any, outs: Any, **params: Any) -> list[Any]:

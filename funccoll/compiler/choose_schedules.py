@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..collectives.record import lowering
+from ..collectives.record import are_uneven, lowering
 from ..core.ir import Equation, Program
-from ..core.mesh import Mesh
+from ..core.mesh import Mesh, ReplicaGroups
 from ..core.types import is_inexact
 from ..errors import ScheduleError, at_source
 from ..job.job_context import joined_transport
@@ -54,20 +54,35 @@ def check_algorithms(program: Program, mesh: Mesh) -> None:
                         f"{eqn.primitive.name}: algorithm={name!r} is {NATIVE_ALGORITHMS[name]}, which {mesh!r} does not have. "
                         "Leave it out, or name one of fc.schedules.algorithms."
                     )
-                _find(eqn)
+                for size in {*map(len, eqn.params.get("groups", ()))} or {eqn.params["size"]}:
+                    _find(eqn, size)
+                if name in NATIVE_ALGORITHMS and are_uneven(eqn.params.get("groups", ())):
+                    sizes = ", ".join(str(len(group)) for group in eqn.params["groups"])
+                    raise ScheduleError(
+                        f"{eqn.primitive.name}: algorithm={name!r} takes groups of one size, and these have sizes {sizes}. "
+                        "Leave it out: proved schedules take any."
+                    )
 
 
-def _find(eqn: Equation) -> Algorithm:
+def _find(eqn: Equation, size: int | None = None) -> Algorithm:
     """Return the algorithm that a collective names, else the first for its size; for a native one, its replacement here."""
     from ..schedules.registry import find
 
     name = eqn.params["algorithm"]
     how = lowering(eqn)
-    return find(how.kind, None if name in NATIVE_ALGORITHMS else name, eqn.params["size"], how.options.get("root"))
+    return find(how.kind, None if name in NATIVE_ALGORITHMS else name, size or eqn.params["size"], how.options.get("root"))
 
 
-def _hosts_along(eqn: Equation, mesh: Mesh) -> tuple[int, ...]:
-    return mesh.hosts_along(groups_of(eqn, mesh)) if mesh.hosts else ()
+def _hosts_along(eqn: Equation, mesh: Mesh, group: Sequence[int] = ()) -> tuple[int, ...]:
+    """Return the hosts of a collective's ranks: of the largest group if sizes differ, or of the one given."""
+    if not mesh.hosts:
+        return ()
+    groups = eqn.params.get("groups", ())
+    if not are_uneven(groups):
+        return mesh.hosts_along(groups_of(eqn, mesh))
+    places = group or max(groups, key=len)
+    lines = [tuple([line[place] for place in places]) for line in groups_of(eqn, mesh).ranks]
+    return mesh.hosts_along(ReplicaGroups(eqn.axes(), tuple(lines)))
 
 
 def _topology(mesh: Mesh, eqn: Equation) -> Topology:
@@ -95,8 +110,11 @@ def choose(eqn: Equation, mesh: Mesh) -> str:
         return _unweighed(eqn, mesh)
     dtypes = [a.type.dtype for a in eqn.inputs]
     with at_source(eqn.source):
+        uneven = are_uneven(eqn.params.get("groups", ()))
+        if uneven and mesh.hosts:
+            return _find(eqn).name  # the one that fits every size and every host
         transport = joined_transport(mesh)
-        if transport is not None:
+        if transport is not None and not uneven:
             native = transport.native_algorithm(how.kind, how.op, dtypes, _nbytes(eqn), size, how.options)
             if native is not None:
                 return native
@@ -136,7 +154,7 @@ def _chosen(eqn: Equation, mesh: Mesh) -> Schedule:
     from ..schedules.model.select import select
 
     if eqn.params["algorithm"] is not None:
-        return _schedule(eqn, mesh)
+        return _part(eqn, mesh, max(eqn.params.get("groups", ()), key=len, default=()))
     how, dtype = lowering(eqn), _narrowest([a.type.dtype for a in eqn.inputs])
     return select(how.kind, _topology(mesh, eqn), _nbytes(eqn), dtype=dtype, **how.options)
 
@@ -173,25 +191,36 @@ def schedules_of(program: Program, mesh: Mesh) -> dict[Equation, Schedule]:
 
 
 def _schedule(eqn: Equation, mesh: Mesh) -> Schedule:
+    groups = eqn.params.get("groups", ())
+    if not are_uneven(groups):
+        return _part(eqn, mesh, groups[0] if groups else ())
+    from ..schedules.side_by_side import side_by_side
+
+    return side_by_side(tuple([_part(eqn, mesh, group) for group in groups]), groups)
+
+
+def _part(eqn: Equation, mesh: Mesh, group: Sequence[int]) -> Schedule:
+    """Return the proved schedule of a group, () for all ranks along the axes."""
     with at_source(eqn.source):
-        found = _find(eqn)
+        size = len(group) or eqn.params["size"]
+        found = _find(eqn, size)
         try:
-            return _proved(found, eqn.params["size"], **_hosts(found, eqn, mesh), **lowering(eqn).options)
+            return _proved(found, size, **_hosts(found, eqn, mesh, group), **lowering(eqn).options)
         except ScheduleError as error:
             error.add_note(f"in the schedule of {found.kind}, algorithm {found.name!r}, called at {eqn.source}")
             raise
 
 
-def _hosts(found: Algorithm, eqn: Equation, mesh: Mesh) -> dict[str, Any]:
+def _hosts(found: Algorithm, eqn: Equation, mesh: Mesh, group: Sequence[int]) -> dict[str, Any]:
     """Return the options with the hosts of a collective's ranks, for a hierarchical algorithm.
 
     On one host, the first of several axes stands for the hosts.
     """
     if not found.is_hierarchical:
         return {}
-    hosts = _hosts_along(eqn, mesh)
+    hosts = _hosts_along(eqn, mesh, group)
     sizes = [mesh.shape[a] for a in eqn.axes()]
-    if hosts or len(sizes) < 2:
+    if hosts or len(sizes) < 2 or "groups" in eqn.params:
         return {"hosts": hosts or None}
     return {"levels": (sizes[0], math.prod(sizes[1:]))}
 

@@ -14,7 +14,8 @@ from ..arrays.array import Array
 from ..arrays.array_layout import ArrayLayout, layout_of
 from ..arrays.array_like import device_type_of, shape_and_dtype
 from ..core.dtype_promotion import recorded
-from ..core.interpreter import Traced
+from ..core.interpreter import Traced, current_interpreter
+from ..core.ir import Equation
 from ..core.mesh import Mesh, Sharding
 from ..core.named_scopes import outside_scopes
 from ..core.pytree_paths import names_below, path_name
@@ -215,9 +216,12 @@ class FunctionOnMesh:
             given = " (out_specs was not given)" if self.out_specs is None else ""
             origin = getattr(value, "source", None)
             made = f", made at {origin}" if origin else ""
+            traced: Sequence[Equation] = getattr(current_interpreter(), "equations", ())
+            in_groups = any("groups" in eqn.params and not extra.isdisjoint(eqn.axes()) for eqn in traced)
+            why = " (a collective in groups has a result for each group)" if in_groups else ""
             raise OutSpecsError(
                 f"out_specs of {self.name}: {where}, of type {type}{made}, has the spec {sharding.spec!r}{given}, which "
-                f"says that it is equal on all devices along {axes}; it varies over {axes}. Reduce or gather it first "
+                f"says that it is equal on all devices along {axes}; it varies over {axes}{why}. Reduce or gather it first "
                 f"(fc.all_reduce, fc.all_gather over {axes}), or name {axes} in its out_spec."
             )
         sharding.global_shape(type.shape, f"{where} of {self.name}")

@@ -315,7 +315,10 @@ def _optimizer_step(eqn: Equation, ins: Sequence[DimensionLayout]) -> list[Dimen
 
 
 def _equal(eqn: Equation, ins: Sequence[DimensionLayout]) -> list[DimensionLayout]:
-    """Results that are equal on all devices along the axes."""
+    """Results that are equal on all devices along the axes, or along those of a group."""
+    if "groups" in eqn.params:
+        loss = Loss(f"the results of {eqn.primitive.name} in groups are not one array in blocks", eqn.source)
+        return [without(layout, (), dict.fromkeys(eqn.axes(), loss)) for layout in ins]
     return [without(layout, eqn.axes()) for layout in ins]
 
 
@@ -329,7 +332,7 @@ def _gathered(eqn: Equation, ins: Sequence[DimensionLayout]) -> list[DimensionLa
 def _cut(eqn: Equation, ins: Sequence[DimensionLayout]) -> list[DimensionLayout]:
     """Own blocks of values that are equal on all devices along the axes before."""
     dim = eqn.params["split_dim"] if "split_dim" in eqn.params else eqn.params["dim"]
-    if eqn.params.get("stack") or eqn.params.get("concat_dim") == dim:
+    if eqn.params.get("stack") or eqn.params.get("concat_dim") == dim or "groups" in eqn.params:
         return _scattered(eqn, ins)
     return [DimensionLayout((*x.rows[:dim], (*x.rows[dim], *eqn.axes()), *x.rows[dim + 1 :]), x.lost) for x in _equal(eqn, ins)]
 

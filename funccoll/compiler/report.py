@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..collectives.record import lowering
+from ..collectives.record import AxisGroups, lowering
 from ..core.display import html_table, text_table
 from ..core.ir import Equation, Program
+from ..core.mesh import shown_groups
 from ..core.types import dtype_name
 from ..errors import Source
 from ..primitives.linalg import einsum_p, matmul_p
@@ -36,6 +37,13 @@ class CollectiveRow:
     schedule: str
     source: Source | None
     times: int | None = 1
+    groups: AxisGroups = ()
+    """The positions along the axes that form groups, () if all devices along them do. `size` is then that of the largest."""
+
+    @property
+    def over(self) -> str:
+        """The axes, and the groups along them, as text."""
+        return ",".join(self.axes) + (f" in {shown_groups(self.groups)}" if self.groups else "")
 
 
 class CollectiveTable:
@@ -54,7 +62,7 @@ class CollectiveTable:
         return [
             (
                 f"{r.kind} {r.op}".strip() + ("" if r.times == 1 else f" × {'?' if r.times is None else r.times}"),
-                ",".join(r.axes),
+                r.over,
                 str(r.size),
                 str(r.operands),
                 r.dtype,
@@ -81,7 +89,8 @@ class CollectiveTable:
 def _row(eqn: Equation, program: Program, times: int | None) -> CollectiveRow:
     axes = eqn.axes()
     dtypes = sorted({dtype_name(a.type.dtype) for a in eqn.inputs})
-    size = math.prod(program.axis_sizes[a] for a in axes)
+    groups = eqn.params.get("groups", ())
+    size = max(map(len, groups)) if groups else math.prod(program.axis_sizes[a] for a in axes)
     return CollectiveRow(
         eqn.primitive.name,
         lowering(eqn).op,
@@ -93,6 +102,7 @@ def _row(eqn: Equation, program: Program, times: int | None) -> CollectiveRow:
         _schedule(eqn.params["algorithm"]),
         eqn.source,
         times,
+        groups,
     )
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "copies_of_devices",
     "copy_coordinates",
     "number_hosts",
+    "shown_groups",
 ]
 
 
@@ -83,6 +84,8 @@ class ReplicaGroups:
 
     axes: tuple[str, ...]
     ranks: tuple[tuple[int, ...], ...]
+    within: tuple[tuple[int, ...], ...] = ()
+    """The positions along the axes that form groups (`groups=` of a collective), for messages; () if all of them are one."""
 
     def __post_init__(self):
         devices = [device for ranks in self.ranks for device in ranks]
@@ -93,6 +96,19 @@ class ReplicaGroups:
     def size(self) -> int:
         """The number of ranks of each group."""
         return len(self.ranks[0])
+
+    @property
+    def whole(self) -> ReplicaGroups:
+        """The groups of all devices along the axes, without groups within them."""
+        if not self.within:
+            return self
+        lines = []
+        for first in range(0, len(self.ranks), len(self.within)):
+            line = dict[int, int]()
+            for places, ranks in zip(self.within, self.ranks[first:], strict=False):
+                line.update(zip(places, ranks, strict=True))
+            lines.append(tuple([line[place] for place in range(len(line))]))
+        return ReplicaGroups(self.axes, tuple(lines))
 
     def of(self, device: int | None) -> tuple[int, ...]:
         """Return the group of a device. Raise MeshError if it is in none."""
@@ -105,7 +121,14 @@ class ReplicaGroups:
         return found
 
     def __str__(self) -> str:
-        return ", ".join(map(repr, self.axes))
+        groups = f" in groups {shown_groups(self.within)}" if self.within else ""
+        return ", ".join(map(repr, self.axes)) + groups
+
+
+def shown_groups(groups: Sequence[Sequence[int]]) -> str:
+    """Return groups of positions as users write them, for messages: all of them, or the beginning."""
+    whole = str([list(group) for group in groups])
+    return whole if len(whole) <= 120 else f"{whole[:117]}..."
 
 
 class Mesh:
@@ -251,9 +274,15 @@ class Mesh:
         positions = np.arange(self.size).reshape(self.sizes).transpose(order)
         return positions.reshape(-1, self.axis_size(names)).tolist()
 
-    def replica_groups(self, axes: str | Iterable[str]) -> ReplicaGroups:
-        """Return the groups of devices that communicate in a collective over `axes`."""
-        return ReplicaGroups(self.check_axes(axes), tuple(map(tuple, self.groups(axes))))
+    def replica_groups(self, axes: str | Iterable[str], within: Sequence[Sequence[int]] = ()) -> ReplicaGroups:
+        """Return the groups of devices that communicate in a collective over `axes`.
+
+        `within` are groups of positions along the axes, of one size, if not all devices along them communicate.
+        """
+        along = self.groups(axes)
+        places = within or (range(len(along[0])),)
+        ranks = tuple([tuple([line[place] for place in group]) for line in along for group in places])
+        return ReplicaGroups(self.check_axes(axes), ranks, tuple(map(tuple, within)))
 
     def hosts_along(self, groups: str | Iterable[str] | ReplicaGroups) -> tuple[int, ...]:
         """Return the host of each rank of a collective over these axes or groups; () if every group is on one host.

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..core.display import size_text
 from ..core.ir import Atom, Equation, Program, Var
+from ..core.mesh import shown_groups
 from ..errors import DrawingError
 from .drawing import Drawing
 from .graph_layout import Layout, layered
@@ -128,6 +129,7 @@ def _text(eqn: Equation) -> str:
         op = eqn.params.get("op")
         head += f" {op}" if isinstance(op, str) else ""
         head += f" over {', '.join(eqn.axes())}" if eqn.axes() else ""
+        head += f" in {shown_groups(eqn.params['groups'])}" if "groups" in eqn.params else ""
     more = f" (+{len(eqn.outputs) - 1})" if len(eqn.outputs) > 1 else ""
     return f"{head}\n{eqn.outputs[0].type}{more}" if eqn.outputs else head
 

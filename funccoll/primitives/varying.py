@@ -36,10 +36,14 @@ def pvary(x: Any, axes: Sequence[str]) -> Any:
     return bind(pvary_p, x, axes=tuple(axes))
 
 
-def spread(cts: Sequence[Any], axes: Sequence[str], op: str, size: int) -> list[Any]:
-    """Apply pvary to each cotangent, divided by p for a mean."""
-    divide = op == "mean"
-    return [None if ct is None else pvary(ct / np.asarray(size, ct.dtype) if divide else ct, axes) for ct in cts]
+def spread(cts: Sequence[Any], axes: Sequence[str], op: str, size: int, groups: Any = ()) -> list[Any]:
+    """Apply pvary to each cotangent, divided by p for a mean. In groups the cotangents vary already."""
+
+    def one(ct: Any) -> Any:
+        part = ct / np.asarray(size, ct.dtype) if op == "mean" else ct
+        return part if groups else pvary(part, axes)
+
+    return [None if ct is None else one(ct) for ct in cts]
 
 
 def _infer_pvary(x: ArrayType, *, axes: tuple[str, ...]) -> list[ArrayType]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.mesh import shown_groups
 from ..errors import ProfileError
 from ..kernels.kernel_context import ROW
 from ..runtime.recorder import CALL, FORMAT, VERSION
@@ -216,6 +217,8 @@ def _text(plan: Mapping[str, Any], i: int) -> tuple[str, str]:
     """Return (an instruction as text, your line of its collective)."""
     of = plan["collectives"][plan["collective"][i]]
     name = f"{of['kind']} ({of['algorithm']}) over {', '.join(map(repr, of['axes']))}"
+    if of.get("groups"):
+        name += f" in groups {shown_groups(of['groups'])}"
     return f"{plan['opcode'][i]}: {name}", of["source"]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..collectives.record import lowering
+from ..collectives.record import are_uneven, lowering
 from ..core.ir import Equation, Primitive, Program, Var
 from ..core.mesh import Mesh, ReplicaGroups, copies_of_devices
 from ..core.partition_spec import axes_in_words
@@ -93,8 +93,12 @@ class CopyGroups(NamedTuple):
 
 
 def groups_of(eqn: Equation, mesh: Mesh) -> ReplicaGroups:
-    """Return the groups of a mesh's devices that communicate in a collective."""
-    return mesh.replica_groups(eqn.axes())
+    """Return the groups of a mesh's devices that run one schedule in a collective.
+
+    In groups of one size along the axes these are the groups. If sizes differ, one schedule is that of all groups.
+    """
+    groups = eqn.params.get("groups", ())
+    return mesh.replica_groups(eqn.axes(), () if are_uneven(groups) else groups)
 
 
 NOTHING = Operand((0,), (0,), np.dtype(np.uint8))
@@ -140,7 +144,7 @@ class CollectiveCall:
         ]
         assert len(operands) == len(eqn.outputs), "an operand of a collective varies, and a literal does not"
         native = algorithm if algorithm in NATIVE_ALGORITHMS else ""
-        params = {name: value for name, value in eqn.params.items() if name != "axes"}
+        params = {name: value for name, value in eqn.params.items() if name not in ("axes", "groups")}
         return cls(
             groups_of(eqn, mesh),
             schedule,
@@ -191,6 +195,11 @@ class CollectiveCall:
     def kind(self) -> str:
         """The collective's name, for the texts of errors."""
         return self.schedule.kind
+
+    @property
+    def along(self) -> tuple[tuple[int, ...], ...]:
+        """The positions along the axes that communicate with each other; () if all of them do."""
+        return self.groups.within or self.schedule.collective.groups
 
     @property
     def is_barrier(self) -> bool:

@@ -48,8 +48,8 @@ def every_rank(collective: Collective, rank: np.ndarray) -> np.ndarray:
 
 
 def only_root(collective: Collective, rank: np.ndarray) -> np.ndarray:
-    """Return True for the root."""
-    return rank == collective.root
+    """Return True for the root, or the root of each group."""
+    return rank == collective.root_of(rank)
 
 
 def destinations(collective: Collective, rank: np.ndarray) -> np.ndarray:
@@ -139,7 +139,7 @@ KINDS = {
         Kind("reduce_scatter", 0, 1, lambda c, rank, block: (REDUCTION, rank), reduces=True),
         Kind("all_to_all", 0, 0, lambda c, rank, block: (block, rank)),
         Kind("permute", 1, 1, lambda c, rank, block: (source_in_pairs(c, rank), 0), destinations, takes_pairs=True),
-        Kind("broadcast", 1, 1, lambda c, rank, block: (c.root, 0), rooted=True),
+        Kind("broadcast", 1, 1, lambda c, rank, block: (c.root_of(rank), 0), rooted=True),
         Kind("reduce", 1, 1, lambda c, rank, block: (REDUCTION, 0), only_root, reduces=True, rooted=True),
         Kind("gather", 1, 0, lambda c, rank, block: (block, 0), only_root, rooted=True),
         Kind("scatter", 0, 1, lambda c, rank, block: (c.root, rank), rooted=True),
@@ -174,6 +174,8 @@ class Collective:
         chunks: The number of chunks of one block in one channel.
         channels: The number of channels.
         reverse: True for a scan from the last rank to the first.
+        groups: The ranks that communicate among themselves, each in one group, if not all do. The root is then a rank of each
+            group. For collectives with one block on each side. `side_by_side` makes their schedules.
 
     Example:
         >>> collective = fc.schedules.Collective("all_gather", 4, chunks=2)
@@ -188,6 +190,7 @@ class Collective:
     chunks: int = 1
     channels: int = 1
     reverse: bool = field(default=False, repr=False)
+    groups: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
 
     @property
     def meaning(self) -> Kind:
@@ -219,15 +222,44 @@ class Collective:
         """The number of parts of one block: chunks times channels."""
         return self.chunks * self.channels
 
-    @property
-    def folds_one(self) -> bool:
-        """True if the result is a fold of one rank's values: max and min make its NaNs canonical. A scan's are copied."""
-        return self.nranks == 1 and self.meaning.combines and not self.meaning.prefix
+    def folds_one(self, rank: int) -> bool:
+        """Return True if a rank's result is a fold of its own values: max and min make their NaNs canonical. A scan's are copied."""
+        return len(self.group_of(rank)) == 1 and self.meaning.combines and not self.meaning.prefix
 
     @property
     def block_divisor(self) -> int:
         """The number of blocks that `nbytes` covers: those of the larger of input and output (see `Schedule.cost`)."""
         return max(self.input_blocks, self.output_blocks)
+
+    @cached_property
+    def group_numbers(self) -> np.ndarray:
+        """The number of each rank's group."""
+        out = np.zeros(self.nranks, np.int64)
+        for number, group in enumerate(self.groups):
+            out[list(group)] = number
+        return out
+
+    def group_of(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks that communicate with a rank, in their order, itself included.
+
+        Args:
+            rank: A rank.
+
+        Returns:
+            A tuple of ranks.
+        """
+        return self.groups[self.group_numbers[rank]] if self.groups else tuple(range(self.nranks))
+
+    def root_of(self, rank: np.ndarray) -> np.ndarray | int:
+        """Return the root of each rank's group, as a rank of all.
+
+        Args:
+            rank: An array of ranks.
+
+        Returns:
+            An array of the same shape, or one number for all.
+        """
+        return np.array([group[self.root] for group in self.groups])[self.group_numbers[rank]] if self.groups else self.root
 
     def has_output(self, rank: np.ndarray | int) -> np.ndarray:
         """Return which ranks receive an output of the collective.
@@ -256,6 +288,8 @@ class Collective:
         found = {int(one) for one in np.broadcast_to(source, blocks.shape)}
         if REDUCTION not in found:
             return tuple(sorted(found))
+        if self.groups:
+            return tuple(sorted(self.group_of(rank)))
         first, count = self.meaning.operands(self, np.asarray(rank))
         return tuple(range(int(first), int(first + count)))
 
@@ -295,6 +329,14 @@ class Collective:
         source, from_block = self.meaning.source(self, rank, block)
         return rank, chunk, np.full(rank.shape, source), (channel * self.input_blocks + from_block) * self.chunks + inner
 
+    def check_exportable(self, format: str) -> None:
+        """Raise ScheduleError for a collective in groups, which files of other tools do not have."""
+        if self.groups:
+            raise ScheduleError(
+                f"{self} cannot be written as {format}: it has groups. Write the schedule of each size of group, such as "
+                f"fc.schedules.build({self.kind!r}, {len(self.groups[0])})."
+            )
+
     def check(self) -> Collective:
         """Check the sizes, the root and the pairs.
 
@@ -307,7 +349,13 @@ class Collective:
         check_kind(self.kind)
         for name in ("nranks", "chunks", "channels"):
             check_count(getattr(self, name), f"{self.kind}: {name}")
-        root = check_rank(self.root, self.nranks, f"{self.kind}: root")
+        root = check_rank(self.root, min(map(len, self.groups), default=self.nranks), f"{self.kind}: root")
+        if self.groups and sorted(rank for group in self.groups for rank in group) != [*range(self.nranks)]:
+            raise ScheduleError(f"{self.kind}: groups {self.groups!r:.80} must have each of the {self.nranks} ranks once.")
+        if self.groups and not (self.meaning.input_blocks == self.meaning.output_blocks == 1 and not self.pairs):
+            raise ScheduleError(
+                f"{self.kind}: it has blocks for single ranks, or pairs. Build one schedule for each size of group."
+            )
         if root and not self.meaning.rooted:
             rooted = ", ".join(k.name for k in KINDS.values() if k.rooted)
             raise ScheduleError(f"{self.kind} has no root, and root={root} was given. Collectives with a root: {rooted}.")
@@ -332,7 +380,8 @@ class Collective:
         root = f", root={self.root}" if self.meaning.rooted else ""
         pairs = f", pairs={list(self.pairs)}" if self.meaning.takes_pairs else ""
         reverse = ", reverse" if self.reverse else ""
-        return f"{self.kind} on {self.nranks} rank{'s' if self.nranks > 1 else ''}{root}{pairs}{reverse}"
+        groups = f" in groups {[list(group) for group in self.groups]}" if self.groups else ""
+        return f"{self.kind} on {self.nranks} rank{'s' if self.nranks > 1 else ''}{root}{pairs}{reverse}{groups}"
 
 
 def check_kind(kind: Any, where: str = "") -> str:

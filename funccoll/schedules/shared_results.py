@@ -34,7 +34,12 @@ _MOST_RANKS = 64
 def copies_root(schedule: Schedule) -> bool:
     """Return True for a broadcast in which each rank only copies from the root's input, to the same place."""
     c, p = schedule.collective, schedule.nranks
-    if schedule.kind != "broadcast" or not 1 < p <= _MOST_RANKS or not schedule.streams().verify().reads_only_inputs:
+    if (
+        schedule.kind != "broadcast"
+        or c.groups
+        or not 1 < p <= _MOST_RANKS
+        or not schedule.streams().verify().reads_only_inputs
+    ):
         return False
     streams = schedule.streams()
     copy = np.diff(streams.src_ptr)[streams.opcode == Opcode.COMBINE]
@@ -51,7 +56,7 @@ def with_one_result(schedule: Schedule) -> Streams | None:
     """
     kind, p = schedule.kind, schedule.nranks
     direct = schedule.algorithm in _DIRECT.get(kind, ()) and schedule.channels == 1 and 1 < p <= _MOST_RANKS
-    if not direct or (schedule.collective.meaning.reduces and not schedule.prove().left_fold):
+    if not direct or schedule.collective.groups or (schedule.collective.meaning.reduces and not schedule.prove().left_fold):
         return None
     return _streams(kind, p)
 

@@ -48,7 +48,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("global_draws", "tracer"), ("trace",), ("closed_programs", "batched_evaluation", "result_types"), ("batched_control",),
     ),
     "collectives": (
-        ("record",), ("all_reduce", "inclusive_scan"),
+        ("record",), ("all_reduce", "axis_groups", "inclusive_scan"),
         (
             "all_gather", "all_to_all", "barrier", "broadcast", "exclusive_scan", "gather", "permute", "reduce",
             "reduce_scatter", "scatter",
@@ -65,7 +65,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "nn": (("batch_normalization", "half_precision"), ("*",)),
     "schedules": (
         ("collective",), ("moves", "registry"), ("columns", "host_map", "runs", "chunk_layout"), ("schedule",),
-        ("library", "schedule_algorithm"), ("reference_memory",), ("proof",), ("assign_rounds",),
+        ("library", "schedule_algorithm", "side_by_side"), ("reference_memory",), ("proof",), ("assign_rounds",),
         ("split_hosts",), ("streams",), ("shared_results",), ("model",),
         ("export",),
     ),
@@ -137,7 +137,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "transports.local": (("ordered_reduction",), ("local_transport",)),
     "transports.shm": (
-        ("compiled_programs", "leases", "thread_ownership", "uninterrupted", "wait_limits"), ("arena",),
+        ("agreement", "compiled_programs", "leases", "thread_ownership", "uninterrupted", "wait_limits"), ("arena",),
         ("forked_copies", "memory_file"), ("heap",),
         ("peer_access", "remote_waits", "wait_graph"), ("plan",),
         ("decision_log", "passed_arguments"), ("process_notes",),

@@ -175,6 +175,14 @@ FEATURES = (
         "All of them run on virtual devices and on processes.",
     ),
     Feature(
+        "axis-groups",
+        "Groups along an axis (`groups=` of collectives), of any sizes if shapes do not depend on them, with gradients",
+        "collectives",
+        LIMITED,
+        "They run on virtual devices, in processes, and over MPI. Groups of different sizes for `all_gather`, `all_to_all` and "
+        "the like need ragged blocks, which are planned. On GPUs no job has run them.",
+    ),
+    Feature(
         "schedules",
         f"Schedules: {sum(len(algorithms(kind)) for kind in KINDS)} algorithms for {len(KINDS)} collectives",
         "collectives",

@@ -26,7 +26,7 @@ Rule = Callable[[dict[str, Any], dict[str, Any], Atom, bool], Any]
 
 
 def _same(outer: dict, inner: dict, *names: str) -> bool:
-    return all(outer[n] == inner[n] for n in ("axes", *names))
+    return all(outer.get(n) == inner.get(n) for n in ("axes", "groups", *names))
 
 
 def _free(*collectives: dict) -> bool:
@@ -42,7 +42,7 @@ def _slice_of_reduce(outer: dict, inner: dict, x: Atom, once: bool) -> Any:
 
 def _gather_of_scattered(outer: dict, inner: dict, x: Atom, once: bool) -> Any:
     if once and not outer["stack"] and _same(outer, inner, "dim") and _free(outer, inner):
-        return c.all_reduce_p, {k: inner[k] for k in ("axes", "op", "size", "algorithm")}
+        return c.all_reduce_p, {k: inner[k] for k in ("axes", "groups", "op", "size", "algorithm") if k in inner}
     return None
 
 
@@ -64,7 +64,7 @@ def _compose(outer: dict, inner: dict, x: Atom, once: bool) -> Any:
 
 
 def _copies(outer: dict, inner: dict, x: Atom, once: bool) -> Any:
-    return x if set(outer["axes"]) == set(inner["axes"]) else None
+    return x if set(outer["axes"]) == set(inner["axes"]) and "groups" not in outer else None  # in groups it varies
 
 
 RULES: dict[tuple[Any, Any], Rule] = {

@@ -52,6 +52,7 @@ def to_json(schedule: Schedule) -> str:
         for dst, src, count, by in zip(*columns, strict=True):
             yield {"to": [place(x) for x in dst], "from": [place(x) for x in src], "count": count, "by": by}
 
+    c.check_exportable("JSON")
     rounds: list[list[dict[str, Any]]] = []
     for number, same in groupby(schedule.batches, key=lambda b: b.round):
         rounds += [[] for _ in range(number + 1 - len(rounds))]

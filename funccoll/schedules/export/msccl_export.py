@@ -91,6 +91,7 @@ class _Exporter:
 
     def program(self) -> MscclProgram:
         """Return the program of all ranks."""
+        self.collective.check_exportable("XML for MSCCL")
         self._collect()
         self._compact_scratch()
         graph, blocks = self._graph()

@@ -34,6 +34,7 @@ class Expressions:
         self.leaves = collective.nranks * collective.input_chunks
         self.size = self.inherited = self.leaves
         self._parts_of_rows = collective.parts_of_rows
+        self._groups = collective.groups
         self._known: dict[Any, int] = {}
         self._blocks: list[np.ndarray] = []  # [new nodes, k] operands of the nodes that one batch made
         self._firsts: list[int] = []  # the number of each block's first node
@@ -89,9 +90,17 @@ class Expressions:
         """Row i: the bits of the ranks below i."""
         return np.packbits(np.tri(self.p + 1, self.p, -1, bool), axis=1)
 
+    @cached_property
+    def _bits_of_groups(self) -> list[np.ndarray]:
+        """The bits of each group's ranks."""
+        return [np.packbits(np.isin(np.arange(self.p), group)) for group in self._groups]
+
     def complete(self, ids: np.ndarray) -> np.ndarray:
-        """Return True for expressions that contain every rank."""
+        """Return True for expressions that contain every rank, or every rank of one group and no other."""
         low, span = self._interval(ids)
+        if self._groups:
+            bits = self._bits(low, span)
+            return np.any([(bits == group).all(axis=1) for group in self._bits_of_groups], axis=0)
         out = span == self.p
         rows = span == _BITS
         out[rows] = (self._masks[low[rows]] == self._below[-1]).all(axis=1)
@@ -102,6 +111,15 @@ class Expressions:
         low, span = self._interval(ids)
         is_there = (low == first) | (span == self.p)  # all ranks are an interval from any of them
         return is_there & (span == count) & self._fact(ids, self._ordered, np.ones(ids.shape, bool))
+
+    def one_rank(self, ids: np.ndarray) -> np.ndarray:
+        """Return a rank of each expression."""
+        low, span = self._interval(ids)
+        out = np.array(low)
+        rows = span == _BITS
+        bits: Any = self._masks[low[rows]]
+        out[rows] = np.unpackbits(bits, axis=1).argmax(axis=1)
+        return out
 
     def nranks(self, ids: np.ndarray) -> np.ndarray:
         """Return the number of ranks in each expression."""

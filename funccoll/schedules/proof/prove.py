@@ -66,7 +66,7 @@ class Proof:
     def left_fold(self) -> bool:
         """True if every output is one fold of its ranks' chunks in rank order: the default bits on one host.
 
-        A scan from the last rank has the order of that scan.
+        A scan from the last rank has the order of that scan, and a group its own.
         """
         return all(self._is_left_fold(rank, node) for rank, node in self._distinct_outputs)
 
@@ -100,6 +100,10 @@ class Proof:
         collective, p = self.schedule.collective, self.schedule.nranks
         first, count = (int(x) for x in collective.meaning.operands(collective, np.asarray(rank)))
         kids = self.nodes.children(node)
+        if collective.groups:
+            kids, group = kids or (node,), collective.group_of(rank)
+            chunk = kids[0] // p
+            return kids == (*sorted(chunk * p + r for r in group[:2]), *(chunk * p + r for r in group[2:]))
         if count == 1 and not kids:
             return True
         wanted = range(first, first + count)
@@ -193,17 +197,20 @@ def check_outputs(executor: SymbolicExecutor, name: str) -> tuple[np.ndarray, np
         distinct, inverse = np.unique(ids, return_inverse=True)
         whole = table.complete(distinct)[inverse]
     twice = table.twice(ids) & collective.meaning.carries_data
+    if collective.groups:  # a complete expression has the ranks of one group, which must be the rank's own
+        whole &= collective.group_numbers[table.one_rank(ids)] == collective.group_numbers[rank]
     bad |= reduced & (~label_ok | ~whole | twice)
     if bad.any():
         raise _wrong_output(executor, name, rank, chunk, source, wanted, bad)
     if collective.meaning.replicates:  # the other kinds have one copy of every reduced chunk
         order = np.lexsort((rank, chunk))
         same = held[order].reshape(-1, p)
-        differs = same != same[:, :1]
+        first = [min(collective.group_of(r)) for r in range(p)]
+        differs = same != same[:, first]
         if differs.any():
             row, r = (int(x) for x in np.argwhere(differs)[0])
             where = int(chunk[order].reshape(-1, p)[row, 0])
-            raise _different_orders(executor, name, where, r, int(same[row, 0]), int(same[row, r]))
+            raise _different_orders(executor, name, where, r, first[r], int(same[row, first[r]]), int(same[row, r]))
     small = np.int32 if executor.places.size < 2**31 else np.int64
     return rank.astype(small), chunk.astype(small), held.astype(small if table.size < 2**31 else np.int64)
 
@@ -250,7 +257,7 @@ def _wrong_output(
             "r's input.)",
             _defined_at(collective.kind, name),
         )
-    why, move = _why(executor, held, place, int(wanted[first]), source[first] < 0)
+    why, move = _why(executor, held, place, int(wanted[first]), source[first] < 0, collective.group_of(int(rank[first])))
     batch, _ = executor.batch_of(move)
     return ScheduleError(
         f"{name} does not implement {collective}: {executor.places.place(place)} must hold {expected}, and it holds "
@@ -271,8 +278,10 @@ def _defined_at(kind: str, name: str) -> Source | None:
     return next((a.source for a in known(kind) if a.name == name), None)
 
 
-def _why(executor: SymbolicExecutor, held: int, place: int, wanted: int, reduced: bool) -> tuple[str, int]:
-    """Return a description of what is wrong with an expression, and the move to blame."""
+def _why(
+    executor: SymbolicExecutor, held: int, place: int, wanted: int, reduced: bool, group: Sequence[int]
+) -> tuple[str, int]:
+    """Return a description of what is wrong with an expression of a rank of this group, and the move to blame."""
     table = executor.expressions
     last = int(executor.writer[place])
     if not reduced:
@@ -282,11 +291,12 @@ def _why(executor: SymbolicExecutor, held: int, place: int, wanted: int, reduced
     if strange:
         return f"it contains chunk {strange[0]}, and must hold chunk {wanted}", _first_bad(executor, held, last, MIXED)
     doubled = [f"rank {r} counts {_times(n)}" for (r, _), n in sorted(count.items()) if n > 1]
-    operands = _operands(executor.collective, place % executor.collective.nranks)
+    collective = executor.collective
+    operands = group if collective.groups else _operands(collective, place % collective.nranks)
     missing = [r for r in operands if (r, wanted) not in count]
     lack = [f"{_ranks(missing)} missing"] if missing else []
     beyond = sorted({r for r, _ in count}.difference(operands))
-    more = [f"{_ranks(beyond)} not in this prefix"] if beyond else []
+    more = [f"{_ranks(beyond)} {'of another group' if collective.groups else 'not in this prefix'}"] if beyond else []
     move = _first_bad(executor, held, last, 0) if doubled else last
     reasons = [*doubled[:4], *(["..."] if len(doubled) > 4 else []), *lack, *more]
     return "; ".join(reasons) or "a scan combines in the order of ranks, and this is another one", move
@@ -319,14 +329,16 @@ def _first_bad(executor: SymbolicExecutor, node: int, otherwise: int, kind: int)
         node = worse[0]
 
 
-def _different_orders(executor: SymbolicExecutor, name: str, chunk: int, rank: int, first: int, held: int) -> ScheduleError:
+def _different_orders(
+    executor: SymbolicExecutor, name: str, chunk: int, rank: int, other: int, first: int, held: int
+) -> ScheduleError:
     collective, table = executor.collective, executor.expressions
     place = (chunk + collective.input_chunks) * collective.nranks + rank
     number = int(executor.writer[place])
     source: Source | None = executor.batch_of(number)[0].source
     return ScheduleError(
         f"{name} does not implement {collective}: ranks combine in different orders, so their bits would differ. "
-        f"output[{chunk}] of rank 0 holds {table.text(first)}, that of rank {rank} {table.text(held)}, which the move "
+        f"output[{chunk}] of rank {other} holds {table.text(first)}, that of rank {rank} {table.text(held)}, which the move "
         f"{executor.describe(number)} wrote. Let one rank combine and the others copy, or combine in an order that is the same "
         "for all.",
         source,

@@ -224,7 +224,7 @@ class _StreamRun:
         own = program.memory.of_rank(rank)
         if program.has_output[rank]:
             start = own.start + program.layout.input.size
-            folds_one = program.streams.schedule.collective.folds_one
+            folds_one = program.streams.schedule.collective.folds_one(rank)
             taken = self.memory.read_output(start, start + program.layout.output.size, folds_one)
             self.outputs[self.execution[stream]][rank] = taken.reshape(program.output_shape)
         self.memory.poison(own)

@@ -146,6 +146,8 @@ def _description(compiled: Compiled) -> dict[str, Any]:
                 "dtype": row.dtype,
                 "bytes": row.nbytes,
                 "axes": list(row.axes),
+                **({"groups": [list(group) for group in row.groups]} if row.groups else {}),
+                "over": row.over,
                 "devices": row.size,
                 "collective": f"{row.kind} {row.op}".strip(),
                 "source": str(row.source or ""),
@@ -230,7 +232,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
         seconds = [row[f"{name}_seconds"] for name in times]
         cells = (
             row["collective"],
-            ",".join(row["axes"]),
+            row["over"],
             f"{row['bytes']:,}",
             row["algorithm"],
             *("" if s is None else seconds_text(s) for s in seconds),

@@ -37,6 +37,8 @@ BLOCK = 1 << 16
 
 def executor(primitive: Primitive, schedule: Schedule) -> Callable[..., Sequence[Any]]:
     """The collective's reference, which combines in the order of the schedule."""
+    if schedule.collective.groups:
+        return functools.partial(_in_groups, primitive, schedule)
     if not schedule.collective.meaning.combines or schedule.prove().left_fold:
         return primitive.reference
     ordered = functools.partial(primitive.reference, combine=_Order(schedule.prove()).combine)
@@ -50,6 +52,19 @@ def executor(primitive: Primitive, schedule: Schedule) -> Callable[..., Sequence
     return sequential
 
 
+def _in_groups(primitive: Primitive, schedule: Schedule, shards: Sequence[Any], **params: Any) -> list[Any]:
+    """The outputs of all ranks if they communicate in groups, each with a reference of its own."""
+    collective = schedule.collective
+    outputs: list[Any] = [None] * collective.nranks
+    order = _Order(schedule.prove()) if collective.meaning.combines and not schedule.prove().left_fold else None
+    for group in collective.groups:
+        folds = {"combine": functools.partial(order.combine_in, group)} if order is not None and len(group) > 1 else {}
+        made = primitive.reference([shards[rank] for rank in group], **folds, **params)
+        for place, rank in enumerate(group):
+            outputs[rank] = made[place if len(made) == len(group) else 0]
+    return outputs
+
+
 class _Order:
     """The order in which a proved reduction combines."""
 
@@ -59,10 +74,17 @@ class _Order:
         part_of_chunk = collective.parts_of_rows[collective.input_chunks :]
         trees: dict[int, list[tuple[int, Tree]]] = {}
         for rank, chunk, node in zip(*(column.tolist() for column in proof.outputs), strict=True):
-            # A replicated reduction has the same expressions on every rank: rank 0's suffice.
-            if rank == 0 or not collective.meaning.replicates:
+            # A replicated reduction has the same expressions on every rank: the first one's suffice.
+            if rank == collective.group_of(rank)[0] or not collective.meaning.replicates:
                 trees.setdefault(rank, []).append((int(part_of_chunk[chunk]), _tree(proof, node)))
         self._runs = {rank: _runs(sorted(found)) for rank, found in trees.items()}
+
+    def combine_in(self, group: Sequence[int], place: int, values: Sequence[Any], op: str) -> np.ndarray:
+        """The block that the collective leaves on a rank of a group. `values` are the contributions of the group's ranks."""
+        every = [values[0]] * self.nranks
+        for rank, value in zip(group, values, strict=True):
+            every[rank] = value
+        return self.combine(group[place], every, op)
 
     def combine(self, rank: int, values: Sequence[Any], op: str) -> np.ndarray:
         """The block that the collective leaves on `rank`. `values` are all ranks' contributions to it."""

@@ -104,7 +104,7 @@ class MessageRounds:
                 value = self.fold(op, values, self.collective.nranks) if len(values) > 1 else values[0]
                 for where in destinations:
                     memory.view(*where)[...] = value
-        if self.op in ("max", "min") and self.collective.folds_one:  # it has the canonical NaN, too
+        if self.op in ("max", "min") and self.collective.folds_one(self.rank):  # it has the canonical NaN, too
             output = self.fold(self.op, [output], 1)
         return self.layout.output.shaped(output, self.operand.out_shape)
 

@@ -170,7 +170,7 @@ class SegmentWriter:
         sign = -1 if c.target.has_non_temporal and c.exceeds_caches else 1
         op = c.call.op
         divisor = p if op == "mean" and len(srcs) > 1 and s.completes[i] else 0
-        root = s.schedule.collective.root
+        root, is_alone = s.schedule.collective.root, s.schedule.collective.folds_one(self.rank)
         for number in self.layouts:
             dtype, begin = c.call.operands[number].dtype, len(self.code)
             may_skip = c.shares_argument and self.rank != root
@@ -180,7 +180,7 @@ class SegmentWriter:
                 places = [self.place(number, slot, at * dtype.itemsize, step * dtype.itemsize) for slot, at, step in starts]
                 destinations, sources = places[: len(dsts)], places[len(dsts) :]
                 self.transit.before(destinations, sources, rows, length * dtype.itemsize)
-                if s.schedule.collective.folds_one and op in ("max", "min"):  # a single NaN becomes the canonical one, too
+                if is_alone and len(sources) == 1 and op in ("max", "min"):  # a single NaN becomes the canonical one, too
                     sources = sources * 2
                 if len(sources) > 1:
                     self.emit(

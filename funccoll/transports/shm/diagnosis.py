@@ -70,8 +70,9 @@ class Diagnosis:
     def name(self) -> str:
         """The collective, its ranks, and the line that calls it."""
         where = f" ({self.call.source})" if self.call.source else ""
-        members = self.communicator.members
-        ranks = f"ranks {list(members)}" if len(members) <= _LISTED else f"{len(members)} ranks"
+        group = self.call.schedule.collective.group_of(self.communicator.rank)
+        members = [self.communicator.members[rank] for rank in group]
+        ranks = f"ranks {members}" if len(members) <= _LISTED else f"{len(members)} ranks"
         return f"{self.call.kind} among {ranks}{where}"
 
     @cached_property

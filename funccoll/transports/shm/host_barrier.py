@@ -3,43 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ...errors import FunccollError
-from ...runtime.collective_call import NOTHING, CollectiveCall
-from ...schedules.schedule import build
+from ...runtime.collective_call import CollectiveCall
 from .diagnosis import Diagnosis, job_is_over
 from .shared_memory_executable import SharedMemoryExecutable
 
-__all__ = ["Agreement", "Entry"]
-
-
-@dataclass(frozen=True)
-class Agreement(CollectiveCall):
-    """A barrier of the hosts. A rank enters it when it is about to run `agreed` elsewhere. It is described as that
-    collective."""
-
-    agreed: CollectiveCall | None = None
-
-    @staticmethod
-    def to(calls: Sequence[CollectiveCall]) -> Agreement:
-        """The agreement to collectives over the same groups. All that determines them is compared."""
-        first = calls[0]
-        key = " ".join(f"{call.key} {call.hash(())}" for call in calls)
-        barrier = build("barrier", first.schedule.nranks)
-        return Agreement(first.groups, barrier, "or", (NOTHING,), key, first.source, program=first.program, agreed=first)
-
-    @property
-    def kind(self) -> str:
-        """See `CollectiveCall`."""
-        assert self.agreed is not None
-        return f"the agreement to {self.agreed.kind}"
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """See `CollectiveCall`."""
-        assert self.agreed is not None
-        return self.agreed.fields
+__all__ = ["Entry"]
 
 
 class Entry:

@@ -105,6 +105,7 @@ def _describe(collective: PlannedCollective) -> dict[str, Any]:
     return {
         "kind": call.kind,
         "axes": call.groups.axes,
+        "groups": call.along,
         "op": call.op,
         "algorithm": call.schedule.algorithm,
         "source": str(call.source) if call.source else "",

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ...core.ir import Var
+from ...core.mesh import ReplicaGroups
 from ...errors import FunccollError, at_source
 from ...job.failure import Failure
 from ...kernels.cpu import interpreter
@@ -41,6 +42,7 @@ from ...schedules.streams.instructions import READ_DIRECTLY, Opcode
 from ..plans.control_block import Communicator
 from ..plans.message_table import MessageTable
 from ..plans.planned_collective import PlannedCollective
+from .agreement import Agreement
 from .arena import block_size
 from .communicators import Communicators
 from .diagnosis import Diagnosis, require_turn, wrong_argument, wrong_count
@@ -68,7 +70,10 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
     if a rank has died, raised or left, ProgramMismatch if a rank runs something else, and CollectiveTimeout after
     `fc.init(timeout=)` or FUNCCOLL_TIMEOUT seconds (600). No collective of the job runs after one of these errors.
 
-    All ranks of its communicators must call it. `context` is that of its kernel (`kernels.kernel_context`).
+    All ranks of its communicators must call it. If they are groups along an axis, the first call also waits for all ranks along
+    it, and compares the collectives: ranks that have other groups would wait for each other.
+
+    `context` is that of its kernel (`kernels.kernel_context`).
     """
 
     is_recorded = True
@@ -105,12 +110,21 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
         count = lambda: int(self.registry.bases[self.communicators[0].number])
         self._shared_buffers = SharedBuffers(plan, self.heap, self.world.rank, self._addresses, count) if plan.shared else None
         """None if no result is shared."""
+        self._agreement = self._of_all_groups(number)
         self._make_context()
         register(self)
 
     def _communicator(self, call: CollectiveCall, number: int) -> Communicator:
         with at_source(call.source):
             return self.registry.communicator(call.groups, number)
+
+    def _of_all_groups(self, number: int) -> SharedMemoryExecutable | None:
+        """The barrier of all ranks along the axes before the first call, if collectives run in groups along them."""
+        along: dict[ReplicaGroups, list[CollectiveCall]] = {}
+        for call in self.calls:
+            if call.along:
+                along.setdefault(call.groups.whole, []).append(call)
+        return SharedMemoryExecutable(self.registry, number, [Agreement.to(c, g) for g, c in along.items()]) if along else None
 
     @property
     def agreement(self) -> SharedMemoryExecutable:
@@ -190,13 +204,13 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
             count,
             len(self.plan.results),
         )
-        self.is_fast = self._shared_buffers is None
+        self.is_fast = self._shared_buffers is None and self._agreement is None
 
     def record(self, recorder: Recorder | None) -> None:
         """See `Recordable`. Each instruction is recorded."""
         plain = interpreter(self.context.ctypes.data)
         self._kernel = plain if recorder is None else RecordedKernel(recorder, self, plain)
-        self.is_fast = recorder is None and self._shared_buffers is None
+        self.is_fast = recorder is None and self._shared_buffers is None and self._agreement is None
 
     # ------------------------------------------------------------ calling
 
@@ -221,6 +235,10 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
         self.is_complete = False
         if len(arrays) != self._count:
             raise wrong_count(len(arrays), self._count, self.calls[0])
+        if self._agreement is not None:
+            self._agreement()
+            self._agreement = None
+            self.is_fast = self._shared_buffers is None and not isinstance(self._kernel, RecordedKernel)
         return self._run(arrays)
 
     def _run(self, arrays: tuple[Any, ...]) -> tuple[np.ndarray, ...]:

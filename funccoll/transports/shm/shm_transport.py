@@ -209,7 +209,7 @@ class SharedMemoryTransport(Transport):
 
         Collectives over the same groups share one barrier.
         """
-        from .host_barrier import Agreement
+        from .agreement import Agreement
         from .shared_memory_executable import SharedMemoryExecutable
 
         along: dict[ReplicaGroups, list[CollectiveCall]] = {}

@@ -18,7 +18,7 @@ from tests.support import SUPPORT
 from tests.support.ranks import mpi_vendors, network_hosts
 from tests.support.ranks.network_hosts import NetworkHosts
 
-pytestmark = pytest.mark.covers("host-failures", "mpi-collectives")
+pytestmark = pytest.mark.covers("host-failures", "mpi-collectives", "axis-groups")
 
 VENDORS = [
     pytest.param(v, marks=pytest.mark.skipif(bool(mpi_vendors.why_not(v)), reason=mpi_vendors.why_not(v)))
@@ -62,6 +62,16 @@ def test_groups_that_are_not_those_of_axes(vendor):
     out = on_one_host(vendor, 4, "run(), run(native='mpi'), left_out()", str(SUPPORT / "cases/replica_group_cases.py"))
     told = dict(re.findall(r"rank (\d): \('well', 'well', \W(device \d is in none|)", out))
     assert told == {"0": "device 0 is in none", "1": "", "2": "", "3": "device 3 is in none"}, out
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+@pytest.mark.slow
+def test_groups_along_an_axis(vendor):
+    """Messages between ranks that are hosts of their own have the bits of slices."""
+    out = on_one_host(
+        vendor, 4, "some([[[0, 3], [2, 1]], [[2], [3, 0, 1]]], (12, 3000))", str(SUPPORT / "cases/axis_group_cases.py")
+    )
+    assert out.count(": well") == 4, out
 
 
 @pytest.mark.parametrize("vendor", VENDORS)
