@@ -10,9 +10,10 @@ import numpy as np
 
 import funccoll as fc
 from funccoll import P
+from funccoll.job.job_context import transport_of
 
 Partition = Sequence[Sequence[int]]
-Oracle = Callable[[list[Any], int], Any]
+Oracle = Callable[[list[Any], int], Any] | None
 
 
 def fold(op: str) -> Callable[[list[Any]], Any]:
@@ -63,7 +64,7 @@ ONE_SIZE: dict[str, tuple[Callable[[Any, Any, Partition], Any], Oracle]] = {
 }  # fmt: skip
 
 
-def wanted(name: str, oracle: Oracle | None, xs: list[Any], i: int, groups: Partition) -> Any:
+def wanted(name: str, oracle: Oracle, xs: list[Any], i: int, groups: Partition) -> Any:
     """The value on rank i of a group. The root is the last rank that every group has."""
     root = min(map(len, groups)) - 1
     if name == "broadcast":
@@ -79,16 +80,16 @@ def cases_of(groups: Partition) -> dict[str, Any]:
     return ANY_SIZES | (ONE_SIZE if len({*map(len, groups)}) == 1 else {})
 
 
-def check(axes: dict[str, int], axis: Any, groups: Partition, elements: int = 12, again: int = 1) -> str:
+def check(axes: dict[str, int], axis: Any, groups: Partition, elements: int = 12, again: int = 1, mesh: Any = None) -> str:
     """Run all collectives over `axis` in these groups, in one program, and compare the bits on this process's devices."""
-    mesh = fc.make_mesh(axes)
+    mesh = fc.make_mesh(axes) if mesh is None else mesh
     x = np.random.default_rng(len(groups)).normal(size=(mesh.size, 2, elements * 5)).astype(np.float32)
     found = cases_of(groups)
 
     def body(x: Any) -> Any:
         return {name: call(x[0], axis, groups)[None] for name, (call, _) in found.items()}
 
-    spec = P(tuple(axes))
+    spec = P(mesh.axis_names)
     function = fc.jit(body, mesh=mesh, in_specs=spec, out_specs=spec)
     for _ in range(again):
         outs = function(x)
@@ -101,7 +102,7 @@ def check(axes: dict[str, int], axis: Any, groups: Partition, elements: int = 12
                     for name, (_, oracle) in found.items():
                         blocks = outs[name].shards if mesh.is_fully_addressable else {device: outs[name].local}
                         want = wanted(name, oracle, [x[d] for d in devices], rank, groups)
-                        got = np.asarray(blocks[device])[0]
+                        got = transport_of(mesh).device.library.download(blocks[device])[0]
                         assert got.tobytes() == np.asarray(want, got.dtype).tobytes(), (name, groups, device)
     return f"{len(found)} cases"
 

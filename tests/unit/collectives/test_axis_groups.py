@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 import funccoll as fc
 from funccoll import P
 from funccoll.errors import OutSpecsError, PlannedError, ScheduleError, ShapeError, VaryingError
+from funccoll.schedules.collective import Collective
+from funccoll.schedules.moves import Move, encode
+from funccoll.schedules.schedule import Schedule
 from funccoll.schedules.side_by_side import side_by_side
 from tests.support.cases import axis_group_cases as cases
 from tests.support.example_counts import examples
@@ -138,7 +141,7 @@ def test_passes_keep_groups():
 
 def test_one_group_in_order_is_no_group():
     plain = per_device(MESH, lambda x: fc.all_reduce(x, "x")).lower(X)
-    for groups in (None, [range(6)], np.arange(6)[None]):
+    for groups in (None, [range(6)], np.arange(6)[None].tolist()):
         program = per_device(MESH, lambda x, groups=groups: fc.all_reduce(x, "x", groups=groups)).lower(X)
         assert program.fingerprint == plain.fingerprint
     assert per_device(MESH, lambda x: fc.all_reduce(x, "x", groups=EVEN)).lower(X).fingerprint != plain.fingerprint
@@ -163,7 +166,8 @@ def test_proofs_cover_all_groups():
     parts = tuple(fc.schedules.build("all_reduce", n, "ring") for n in (3, 1, 2))
     schedule = side_by_side(parts, ((3, 0, 5), (1,), (4, 2)))
     assert str(schedule.collective) == "all_reduce on 6 ranks in groups [[3, 0, 5], [1], [4, 2]]"
-    schedule.streams().verify(), schedule.messages().verify()
+    schedule.streams().verify()
+    schedule.messages().verify()
     assert schedule.nrounds == parts[0].nrounds and schedule.collective.contributors(5) == (0, 3, 5)
     text = schedule.prove().text(rank=4)
     assert "x2[0]" in text and "x4[0]" in text and "x0" not in text
@@ -178,10 +182,23 @@ def test_proofs_cover_all_groups():
         schedule.to_json()
 
 
+def test_a_sum_of_another_group_is_wrong():
+    """Each sum is complete, but ranks 0 and 1 have that of ranks 2 and 3."""
+    collective = Collective("all_reduce", 4, groups=((0, 1), (2, 3)))
+    for one, other in (([0, 0, 2, 2], [1, 1, 3, 3]), ([2, 2, 0, 0], [3, 3, 1, 1])):
+        batch = encode(Move((np.arange(4), "output", 0), [(one, "input", 0), (other, "input", 0)]), collective, 0, None)
+        schedule = Schedule(collective, "swapped", (batch,))
+        if one[0] == 0:
+            assert schedule.prove().left_fold
+        else:
+            with pytest.raises(ScheduleError, match=r"must hold x0\[0\] \+ x1\[0\].*ranks 2, 3 are of another group"):
+                schedule.prove()
+
+
 def test_choice_and_tables():
     lowered = per_device(MESH, lambda x: fc.all_reduce(x, "x", groups=UNEVEN)).lower(X)
     assert "groups=((3, 0, 5), (1,), (4, 2))" in str(lowered)
-    (row,) = lowered.collectives().rows if callable(lowered.collectives) else lowered.collectives.rows
+    (row,) = lowered.collectives().rows
     assert row.groups == ((3, 0, 5), (1,), (4, 2)) and "x in [[3, 0, 5], [1], [4, 2]]" in repr(lowered.collectives())
 
 
