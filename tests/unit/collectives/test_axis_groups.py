@@ -187,6 +187,7 @@ def test_a_sum_of_another_group_is_wrong():
     collective = Collective("all_reduce", 4, groups=((0, 1), (2, 3)))
     for one, other in (([0, 0, 2, 2], [1, 1, 3, 3]), ([2, 2, 0, 0], [3, 3, 1, 1])):
         batch = encode(Move((np.arange(4), "output", 0), [(one, "input", 0), (other, "input", 0)]), collective, 0, None)
+        assert batch is not None
         schedule = Schedule(collective, "swapped", (batch,))
         if one[0] == 0:
             assert schedule.prove().left_fold
