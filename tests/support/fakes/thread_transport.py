@@ -104,7 +104,7 @@ class Rounds:
             return None
         begin = start + layout.input.size
         shape = ChunkLayout.output_shape(collective, block.shape, dim, concat_dim)
-        return memory.read_output(begin, begin + math.prod(shape), collective.folds_one).reshape(shape)
+        return memory.read_output(begin, begin + math.prod(shape), collective.folds_one(self.rank)).reshape(shape)
 
     def _send(self, i: int, memory: Any, places: FlatBuffers) -> None:
         if self.streams.opcode[i] != Opcode.SEND:
