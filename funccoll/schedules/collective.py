@@ -223,7 +223,7 @@ class Collective:
         return self.chunks * self.channels
 
     def folds_one(self, rank: int) -> bool:
-        """Return True if a rank's result is a fold of its own values: max and min make their NaNs canonical. A scan's are copied."""
+        """Return True if a rank's result folds its own values: max and min make their NaNs canonical. A scan copies them."""
         return len(self.group_of(rank)) == 1 and self.meaning.combines and not self.meaning.prefix
 
     @property

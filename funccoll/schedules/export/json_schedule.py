@@ -164,7 +164,9 @@ class _JsonReader:
         least = numbers["nranks"] * numbers["chunks"] * numbers["channels"]  # checked before memory is allocated
         if least > _MOST_CHUNKS:
             self._fail("collective", f"its buffers have more than {_MOST_CHUNKS:,} chunks in all")
-        return Collective(found["kind"], pairs=tuple(pairs), reverse="reverse" in found, **numbers).check()
+        nranks, root, chunks, channels = numbers.values()
+        made = Collective(found["kind"], nranks, root, tuple(pairs), chunks, channels, "reverse" in found)
+        return made.check()
 
     def _batch(self, data: Any, round: int, places: Places, where: str) -> Batch:
         found = self._object(data, where, ("channel", "moves"))
