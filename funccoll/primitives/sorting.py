@@ -92,9 +92,10 @@ def _top_k(x: np.ndarray, *, k: int) -> np.ndarray:
 def _largest(rows: np.ndarray, k: int) -> np.ndarray:
     """Return the positions of the k largest elements of each row, as they lie: of the equal ones the first."""
     count, n = rows.shape
-    least = np.partition(rows, n - k, axis=1)[:, n - k, None]
+    upper = np.partition(rows, n - k, axis=1)[:, n - k :]
+    least, has_nan = upper[:, :1], bool(np.isnan(upper).any())  # NaN counts as the largest
     found = np.flatnonzero(rows >= least)
-    if found.size == count * k:  # often no other element equals the smallest of them, and none is NaN
+    if found.size == count * k and not has_nan:  # often no other element equals the smallest of them
         places = found.reshape(count, k) - n * np.arange(count)[:, None]
         if (places[:, 0] >= 0).all() and (places[:, -1] < n).all():
             return places

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import funccoll as fc
@@ -28,6 +28,7 @@ def gradient(f, *args):
 
 @examples(20)  # JAX compiles each size
 @given(st.lists(st.sampled_from([-3.0, 0.0, 2.0, 2.5, np.nan]), min_size=1, max_size=6), st.integers(1, 5))
+@example([-3.0, -3.0, -3.0, -3.0, np.nan], 4)  # as many equal the smallest as are looked for
 def test_top_k_is_jaxs(values, k):
     jax = pytest.importorskip("jax")
     x = np.array(values, np.float32)
