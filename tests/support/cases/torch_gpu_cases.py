@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 import funccoll as fc
 from funccoll.config import FUSE
+from funccoll.job.handshake import installation
 from funccoll.platforms.gpu import cublas
 from funccoll.torch import DistributedDataParallel, tensor_memory
 from funccoll.torch.reducer import Reducer
@@ -33,6 +34,7 @@ from tests.support.fakes.fake_cublas import FakeCublas
 from tests.support.fakes.fake_torch_device import DeviceTensor, move, to_device, to_host
 
 os.environ[FUSE] = "0"  # a GPU computes as NumPy does, one operation at a time
+installation.cache_clear()  # ranks compare it
 
 CASES: dict[str, Callable[[], Any]] = {}
 STREAM = fake_nccl._STREAM

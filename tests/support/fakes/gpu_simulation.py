@@ -15,6 +15,7 @@ import numpy as np
 
 import funccoll as fc
 from funccoll.config import FUSE
+from funccoll.job.handshake import installation
 from funccoll.kernels.kernel_context import WORD
 from tests.support.fakes import cuda_simulation, fake_cuda, fake_cupy
 from tests.support.fakes.fake_cublas import FakeCublas
@@ -27,6 +28,7 @@ from funccoll.platforms.gpu.captured_program import CapturedProgram
 from funccoll.transports.cuda import virtual_devices
 
 os.environ[FUSE] = "0"  # a GPU computes as NumPy does, one operation at a time
+installation.cache_clear()  # ranks compare it
 
 
 def install(simulated: cuda_simulation.SimulatedGpu) -> None:

@@ -16,11 +16,13 @@ import numpy as np
 import funccoll as fc
 from funccoll import P
 from funccoll.config import FUSE
+from funccoll.job.handshake import installation
 from funccoll.transports.cuda import cuda_transport, job_gpus
 from tests.support.cases import process_cases
 from tests.support.fakes import fake_nccl, peer_simulation
 
 os.environ[FUSE] = "0"  # a GPU computes as NumPy does, one operation at a time
+installation.cache_clear()  # ranks compare it
 
 
 class JobGpu(peer_simulation.PeerSimulatedGpu):
