@@ -36,12 +36,17 @@ LINEAR: dict[str, Linear] = {
 }
 FROM_UNVARYING = {"own_slice", "pvary"}
 
+
+def clipped(tree: Any) -> Any:
+    return fc.tree.map(lambda y: np.clip(y, -2, 2), tree)
+
+
 NONLINEAR: dict[str, Linear] = {
     f"{kind} {op}": (lambda x, a, p, kind=kind, op=op: getattr(fc, kind)(x, a, op=op))
     for kind in ("all_reduce", "reduce", "inclusive_scan")
     for op in ("max", "min", "prod")
 }
 NONLINEAR |= {  # without the identity, which is infinite
-    f"exclusive_scan {op}": (lambda x, a, p, op=op: np.clip(fc.exclusive_scan(x, a, op=op, reverse=True), -2, 2))
+    f"exclusive_scan {op}": (lambda x, a, p, op=op: clipped(fc.exclusive_scan(x, a, op=op, reverse=True)))
     for op in ("max", "min", "prod")
 }
