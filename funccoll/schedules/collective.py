@@ -175,7 +175,7 @@ class Collective:
         channels: The number of channels.
         reverse: True for a scan from the last rank to the first.
         groups: The ranks that communicate among themselves, each in one group, if not all do. The root is then a rank of each
-            group. For collectives with one block on each side. `side_by_side` makes their schedules.
+            group. For collectives with one block on each side, but not for scans. `side_by_side` makes their schedules.
 
     Example:
         >>> collective = fc.schedules.Collective("all_gather", 4, chunks=2)
@@ -356,6 +356,8 @@ class Collective:
             raise ScheduleError(
                 f"{self.kind}: it has blocks for single ranks, or pairs. Build one schedule for each size of group."
             )
+        if self.groups and self.meaning.prefix:  # its operands are ranks in their order, which may not be a group's
+            raise ScheduleError(f"{self.kind} takes no groups. Build one schedule for each size of group.")
         if root and not self.meaning.rooted:
             rooted = ", ".join(k.name for k in KINDS.values() if k.rooted)
             raise ScheduleError(f"{self.kind} has no root, and root={root} was given. Collectives with a root: {rooted}.")

@@ -27,7 +27,7 @@ def side_by_side(parts: tuple[Schedule, ...], groups: tuple[tuple[int, ...], ...
         groups: The ranks of each group, in the order of its schedule. Each rank is in one.
 
     Raises:
-        ScheduleError: If the groups are not a partition of the ranks, or the kind has blocks for single ranks.
+        ScheduleError: If the groups are not a partition of the ranks, or the kind is a scan or has blocks for single ranks.
     """
     chunks = math.lcm(*(part.collective.chunks for part in parts))
     first = parts[0].collective

@@ -182,6 +182,18 @@ def test_proofs_cover_all_groups():
         schedule.to_json()
 
 
+@pytest.mark.parametrize("kind", ["inclusive_scan", "exclusive_scan"])
+def test_scans_take_no_groups(kind):
+    """A scan along the axis is not that of a group in another order, and no proof says so."""
+    schedule = fc.schedules.build(kind, 2)
+    words = f"{kind} takes no groups"
+    with pytest.raises(ScheduleError, match=words):
+        replace(schedule, collective=replace(schedule.collective, groups=((1, 0),))).prove()
+    with pytest.raises(ScheduleError, match=words):
+        side_by_side((fc.schedules.build(kind, 1), schedule), ((0,), (2, 1)))
+    wrong(TypeError, lambda: run(lambda x: getattr(fc, kind)(x, "data", groups=[[0, 1], [2, 3]])), "groups")
+
+
 def test_a_sum_of_another_group_is_wrong():
     """Each sum is complete, but ranks 0 and 1 have that of ranks 2 and 3."""
     collective = Collective("all_reduce", 4, groups=((0, 1), (2, 3)))
