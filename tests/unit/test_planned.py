@@ -265,7 +265,7 @@ def test_submodules_import_in_any_order():
         ),
         (lambda x: fc.permute(x, "data", perm=[(0, 1)]), "'perm'; here it is pairs=[(source, destination), ...]"),
         (lambda x: fc.all_reduce(x, axis_name="data"), "'axis_name'; here it is axis, the name of a mesh axis"),
-        (lambda x: fc.all_reduce(x, "data", keepdims=True), "'keepdims'. It has algorithm, axis, op, x"),
+        (lambda x: fc.all_reduce(x, "data", keepdims=True), "'keepdims'. It has algorithm, axis, groups, op, x"),
     ],
 )
 def test_keywords_of_jax_and_torch_say_what_they_are_here(call, here, line):
