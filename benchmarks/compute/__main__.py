@@ -185,7 +185,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     names = options.case.split(",")
     if unknown := [name for name in names if name not in CASES]:
-        parser.error(f"{', '.join(unknown)}: there is no such case. The cases are {', '.join(CASES)}.")
+        parser.error(f"{', '.join(unknown)}: they are not cases. The cases are {', '.join(CASES)}.")
     about = machine()
     about["versions"] |= {p: importlib.metadata.version(p) for p in ("torch", "llvmlite") if _installed(p)}
     cases = json.loads(options.out.read_text())["cases"] if options.out.exists() else {}

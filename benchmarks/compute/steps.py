@@ -113,7 +113,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     names = options.case.split(",")
     if unknown := [name for name in names if name not in STEPS]:
-        parser.error(f"{', '.join(unknown)}: there is no such case. The cases are {', '.join(STEPS)}.")
+        parser.error(f"{', '.join(unknown)}: they are not cases. The cases are {', '.join(STEPS)}.")
     about = machine()
     cases = json.loads(options.out.read_text())["cases"] if options.out.exists() else {}
     for name in names:

@@ -205,7 +205,7 @@ class LoopPlan:
         )
 
     def block_calls(self, count: int, slots: Sequence[tuple[int, int]]) -> tuple[LoopCall, ...]:
-        """Return the calls behind a block of so many iterations."""
+        """Return the calls behind a block of this many iterations."""
 
         def place(view: ArrayView) -> LoopPlace:
             found = _place(view)

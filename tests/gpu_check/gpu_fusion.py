@@ -216,7 +216,7 @@ def operations(share: int, shares: int) -> None:
     pairs = [(name, kind) for name, one in OPERATIONS.items() for kind, computed in kinds.items() if computed in one.kinds]
 
     def case(name: str, number: int, kind: str = "") -> tuple[str, Any, list[np.ndarray]]:
-        """A random group by its number, or an operation on so many elements, with inputs."""
+        """A random group by its number, or an operation on this many elements, with inputs."""
         if not kind:
             group = drawn_groups.drawn(number, number % 3 == 0)
             return f"random group {number}", group, list(drawn_groups.whole_numbers(group, number))

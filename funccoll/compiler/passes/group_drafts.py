@@ -274,7 +274,7 @@ def row_length(eqn: Equation) -> int:
 
 
 def _described(equations: Sequence[Equation], draft: GroupDraft, outputs: Sequence[Var]) -> tuple[list[Var], FusedGroup] | None:
-    """Return a group's operands, and its description for a kernel; None if there is no such kernel."""
+    """Return a group's operands, and its description for a kernel; None if a kernel cannot have it."""
     views = {eqn.outputs[0]: eqn.inputs[0] for eqn in equations if eqn.primitive in VIEWS}
     values: list[GroupValue] = []
     inputs: dict[Var, int] = {}

@@ -9,7 +9,7 @@ The axes of the domain collapse into few, as for CPUs: the last one is the row, 
 - **columns** for sums over rows that keep the columns: each thread adds up to `ROWS` elements of a column;
 - **folds** of what chunks, rows and columns have left, by up to `FOLD` or `COLUMN` terms each, until one is left.
 
-**Order of sums.** It depends on the group alone, never on the GPU: there are no atomic additions. A thread adds at most 128
+**Order of sums.** It depends on the group alone, never on the GPU: additions are not atomic. A thread adds at most 128
 float32 numbers. All other sums of float32 are in float64.
 
 The functions take the addresses of all inputs, all outputs, and a workspace.

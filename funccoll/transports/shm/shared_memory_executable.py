@@ -389,6 +389,8 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
             self._kernel()
         if outlived is not None:
             self.registry.outlive(outlived, self._diagnosis().name)
+            if not self.registry.is_intact(self.members):  # one has left it in the middle: what was read may have changed
+                raise self._diagnosis().after(outlived, waits=False)
         for communicator in self.communicators:
             self.registry.waiting_for.pop(communicator.number, None)
         self.registry.waits.end_wait()
@@ -398,7 +400,9 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
 
         It may while all members that it waits for are there, and will enter it.
         """
-        if failure.rank in self.members or not self.registry.is_intact(self.members):
+        # Whether a member of another host has left a collective in the middle is not seen here.
+        across_hosts = any(communicator.hosts for communicator in self.communicators)
+        if across_hosts or failure.rank in self.members or not self.registry.is_intact(self.members):
             return False
         ended = {m for m in self.members if self.registry.has_ended(m) or not self.world.watch.sees(m)}
         return ended.isdisjoint(self._unfinished())  # looked up after it: a rank that has done its part may end
