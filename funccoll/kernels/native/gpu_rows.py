@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from .group import FusedGroup, GroupNumber, GroupStep
+from .group import FusedGroup, GroupNumber, GroupStep, axis_blocks
 from .ir_text import COMPUTED, Value
 from .operations import OPERATIONS, converted
 from .thread_text import Loop, ThreadText
@@ -29,13 +29,7 @@ class Extents:
 
     def __init__(self, group: FusedGroup):
         self.group = group
-        extents = {v.axes for v in group.values}
-        blocks: list[list[int]] = []
-        for axis in range(len(group.sizes)):
-            if blocks and all((axis in e) == (axis - 1 in e) for e in extents):
-                blocks[-1].append(axis)
-            else:
-                blocks.append([axis])
+        blocks = axis_blocks(group)
         sizes = [math.prod(group.sizes[a] for a in block) for block in blocks]
         self.outer, self.length = tuple(sizes[:-1]), (sizes[-1] if sizes else 1)
         self.rows = math.prod(self.outer)

@@ -7,9 +7,10 @@ them, and is the same along the others. So a group of `(8, 128, 256)` may have a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["FusedGroup", "GroupKernel", "GroupNumber", "GroupStep", "GroupValue"]
+__all__ = ["FusedGroup", "GroupKernel", "GroupNumber", "GroupStep", "GroupValue", "axis_blocks"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,21 @@ class FusedGroup:
     inputs: tuple[int, ...]
     steps: tuple[GroupStep, ...]
     outputs: tuple[int, ...]
+
+
+def axis_blocks(group: FusedGroup, adjoin: Callable[[int], bool] = lambda axis: True) -> list[list[int]]:
+    """Return the axes of a domain in blocks over which all values agree: a loop passes through a block as through one axis.
+
+    `adjoin` is asked whether an axis may join the one before it.
+    """
+    extents = {v.axes for v in group.values}
+    blocks: list[list[int]] = []
+    for axis in range(len(group.sizes)):
+        if blocks and all((axis in e) == (axis - 1 in e) for e in extents) and adjoin(axis):
+            blocks[-1].append(axis)
+        else:
+            blocks.append([axis])
+    return blocks
 
 
 @dataclass(frozen=True)

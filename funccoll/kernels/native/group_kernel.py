@@ -28,7 +28,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .group import FusedGroup, GroupKernel, GroupNumber, GroupStep
+from .group import FusedGroup, GroupKernel, GroupNumber, GroupStep, axis_blocks
 from .ir_text import COMPUTED, LANES, KernelText, Value, bytes_of, stored_kind
 from .operations import OPERATIONS, converted
 from .row_quotients import LONG_ROW, RowDivisor, divided, row_divisor
@@ -82,13 +82,7 @@ class _Shape:
 
     def __init__(self, group: FusedGroup):
         self.group = group
-        extents = {v.axes for v in group.values}
-        blocks: list[list[int]] = []
-        for axis in range(len(group.sizes)):
-            if blocks and all((axis in e) == (axis - 1 in e) for e in extents) and self._adjoin(axis):
-                blocks[-1].append(axis)
-            else:
-                blocks.append([axis])
+        blocks = axis_blocks(group, self._adjoin)
         sizes = [math.prod(group.sizes[a] for a in block) for block in blocks]
         self.outer, self.length = tuple(sizes[:-1]), (sizes[-1] if sizes else 1)
         self.rows = math.prod(self.outer)
