@@ -168,6 +168,9 @@ class Communicators:
         with self._lock:
             mine = [mine for key, (mine, _) in self._known.items() if key[0] == number]
             numbers = {c.number for c in mine}
+            for ownership in self._ownerships.values():  # a call of another thread asks `take` then, and waits for the lock
+                if ownership.numbers & numbers:
+                    ownership.thread = None
             if any(self.busy[n] for n in numbers):
                 raise MeshError("a group was freed in the middle of one of its collectives: free it after the call.")
             here = sum(map(self.notes.is_here, self._parts.get(number, ())))
@@ -464,6 +467,8 @@ class Communicators:
         """
         mine, alive = calling_thread(), threads_alive()
         with self._lock:
+            if ownership.has_ended:
+                return None
             for number in ownership.numbers:
                 owner = self._owners.get(number, mine)
                 if owner != mine and owner in alive:

@@ -366,12 +366,12 @@ def require_turn(registry: Communicators, ownership: ThreadOwnership, source: So
     """Raise if the calling thread may not use the communicators of an ownership now. If they are free, it takes them."""
     if registry.broken is not None:
         raise job_is_over(registry.broken, source)
-    if ownership.has_ended:
-        raise freed_mesh(source)
     if ownership.thread != get_ident():
         owner = registry.take(ownership)
         if owner is not None:
             raise other_thread(owner, source)
+    if ownership.has_ended:  # asked last: another thread may free them until `take` returns
+        raise freed_mesh(source)
     if any(registry.busy[number] for number in ownership.numbers):
         raise nested_call(source)
 
