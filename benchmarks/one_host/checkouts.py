@@ -117,7 +117,11 @@ def bits() -> dict[str, str]:
             blocks = [sample(dtype, (mesh.size, *case.shape(p)), rng) for dtype in dtypes_of(case)]
             step = per_device(mesh, lambda *xs, case=case, axis=axis, p=p: tuple(case.call(x, axis, p) for x in xs))
             digest = hashlib.sha256()
-            for result in step(*blocks):
+            try:
+                results = step(*blocks)
+            except AttributeError:  # an older checkout lacks the collective
+                continue
+            for result in results:
                 for shard in result.shards:
                     digest.update(np.ascontiguousarray(shard).tobytes())
             found[f"{axes} {over} {case.name}"] = digest.hexdigest()
