@@ -58,7 +58,7 @@ from .transforms.control import cond, fori_loop, scan, switch, while_loop
 from .transforms.custom_primitives import custom_primitive
 
 if TYPE_CHECKING:
-    from . import draw, schedules
+    from . import draw, ragged, schedules
     from .job.launch import launch
 
 # fmt: off
@@ -78,7 +78,7 @@ __all__ = [
     "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size", "barrier", "broadcast", "exclusive_scan", "gather",
     "inclusive_scan", "own_slice", "permute", "pvary", "reduce", "reduce_scatter", "scatter",
     # modules and errors
-    "comm_hooks", "debug", "draw", "linalg", "nn", "optim", "random", "schedules", "special", "tree", "errors",
+    "comm_hooks", "debug", "draw", "linalg", "nn", "optim", "ragged", "random", "schedules", "special", "tree", "errors",
     "FunccollError", "PlannedError", "PlannedNameError", "DTypePromotionWarning", "GlobalRandomWarning",
     "TracedRankWarning", "__version__",
 ]
@@ -88,7 +88,7 @@ __all__ = [
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        if name in ("draw", "schedules"):  # imported on first use: schedules take 15 ms
+        if name in ("draw", "ragged", "schedules"):  # imported on first use: schedules take 15 ms
             return importlib.import_module(f".{name}", __package__)
         if name == "launch":  # imported on first use: cloudpickle takes 10 ms
             return importlib.import_module(".job.launch", __package__).launch

@@ -25,6 +25,9 @@ from .exclusive_scan import exclusive_scan_p
 from .gather import gather_p
 from .inclusive_scan import inclusive_scan_p
 from .permute import permute_p
+from .ragged_all_gather import ragged_all_gather_p
+from .ragged_all_to_all import ragged_all_to_all_p
+from .ragged_reduce_scatter import ragged_reduce_scatter_p
 from .record import CollectivePrimitive
 from .reduce import reduce_p
 from .reduce_scatter import reduce_scatter_p
@@ -32,6 +35,7 @@ from .scatter import scatter_p
 
 __all__ = [
     "COLLECTIVES",
+    "RAGGED",
     "CollectivePrimitive",
     "all_gather_p",
     "all_reduce_p",
@@ -45,6 +49,9 @@ __all__ = [
     "own_slice_p",
     "permute_p",
     "pvary_p",
+    "ragged_all_gather_p",
+    "ragged_all_to_all_p",
+    "ragged_reduce_scatter_p",
     "reduce_p",
     "reduce_scatter_p",
     "scatter_p",
@@ -64,4 +71,7 @@ COLLECTIVES = (
     exclusive_scan_p,
     barrier_p,
 )
-"""Every primitive that communicates."""
+"""Every primitive that communicates blocks of one size."""
+RAGGED = (ragged_all_gather_p, ragged_all_to_all_p, ragged_reduce_scatter_p)
+"""Every primitive that communicates blocks whose sizes a table says. Each runs the schedule of the collective that it lowers
+to."""

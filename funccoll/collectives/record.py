@@ -7,13 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from ..core.ir import Equation, JvpRule, Primitive
+from ..core.ir import Atom, Equation, JvpRule, Primitive
 from ..core.types import ArrayType
 from ..errors import VaryingError
 from ..primitives.combining import Shards, fold
 from ..primitives.operand_rules import batch_operands, linear_each
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .pair_blocks import PairBlocks
 
 __all__ = [
     "AxisGroups",
@@ -24,8 +29,10 @@ __all__ = [
     "are_uneven",
     "collective",
     "in_axis_order",
+    "is_ragged",
     "left_out",
     "lowering",
+    "operands_of",
     "pvaried",
     "refused",
 ]
@@ -113,6 +120,9 @@ class CollectivePrimitive(Primitive):
     """Maps the collective's own parameters to its lowering."""
     of_copies: Callable[..., OfCopies] = refused
     """Maps the collective's own parameters to the rule of a call along an axis over which its operand does not vary."""
+    pairs: Callable[[np.ndarray, str], PairBlocks] | None = None
+    """Of a ragged collective, whose second operand is a table of sizes: maps the table, and the collective's name for errors,
+    to the blocks that move. The `reference` then takes these blocks after the shards."""
 
 
 def collective(
@@ -181,3 +191,13 @@ def lowering(eqn: Equation) -> Lowering:
     """The lowering of an equation that is a collective."""
     assert isinstance(eqn.primitive, CollectivePrimitive)
     return eqn.primitive.lower(**{k: v for k, v in eqn.params.items() if k not in ("axes", "groups", "size", "algorithm")})
+
+
+def is_ragged(eqn: Equation) -> bool:
+    """True for a collective whose blocks have the sizes of a table, its second operand."""
+    return isinstance(eqn.primitive, CollectivePrimitive) and eqn.primitive.pairs is not None
+
+
+def operands_of(eqn: Equation) -> tuple[Atom, ...]:
+    """The operands that an equation communicates, one for each output: without the table of a ragged one."""
+    return eqn.inputs[: len(eqn.outputs)] if is_ragged(eqn) else eqn.inputs

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..collectives.record import are_uneven, lowering
-from ..core.ir import Equation, Primitive, Program, Var
+from ..collectives.record import CollectivePrimitive, are_uneven, is_ragged, lowering, operands_of
+from ..core.ir import Equation, Literal, Primitive, Program, Var
 from ..core.mesh import Mesh, ReplicaGroups, copies_of_devices
 from ..core.partition_spec import axes_in_words
 from ..core.types import dtype_name
 from ..errors import MeshError, Source, at_source
 
 if TYPE_CHECKING:
+    from ..collectives.pair_blocks import PairBlocks
     from ..schedules.chunk_layout import ChunkLayout
     from ..schedules.collective import Collective
     from ..schedules.schedule import Schedule
@@ -47,6 +48,8 @@ class Operand:
     """The variable of the program that it reads."""
     result: Var | None = field(default=None, compare=False, repr=False)
     """The variable of the program that it makes."""
+    is_ragged: bool = False
+    """True if the blocks that move are found in each call (`CollectiveCall.blocks`)."""
 
     @property
     def variables(self) -> tuple[Var, Var]:
@@ -75,9 +78,13 @@ class Operand:
         return math.prod(self.out_shape) * self.dtype.itemsize
 
     def layout(self, collective: Collective) -> ChunkLayout:
-        """The chunks of its input and output in a collective."""
-        from ..schedules.chunk_layout import ChunkLayout  # imported here: not every program needs schedules
+        """The chunks of its input and output in a collective. Those of a ragged one are as large as a block may become."""
+        from ..schedules.chunk_layout import Blocks, ChunkLayout  # imported here: not every program needs schedules
 
+        if self.is_ragged:
+            most = max(1, min(self.size, math.prod(self.out_shape)))
+            taken, given = (Blocks(1, blocks, most) for blocks in (collective.input_blocks, collective.output_blocks))
+            return ChunkLayout(collective, self.dtype.itemsize, taken, given)
         return ChunkLayout.of(collective, self.shape, self.dtype.itemsize, self.dim, self.concat_dim)
 
 
@@ -130,6 +137,8 @@ class CollectiveCall:
     """The program that contains it. The program's fingerprint begins the key."""
     argument_types: str = field(default="", compare=False, repr=False)
     """The types of the program's arguments, for errors. The key determines them."""
+    table: Var | None = field(default=None, compare=False, repr=False)
+    """The variable with the table of sizes, if the collective is ragged."""
 
     @classmethod
     def of_equation(
@@ -137,9 +146,12 @@ class CollectiveCall:
     ) -> CollectiveCall:
         """Return the call of an equation."""
         how, algorithm = lowering(eqn), eqn.params["algorithm"]
+        ragged, cuts = is_ragged(eqn), (how.cut_dim, how.concat_dim)
+        table = eqn.inputs[-1] if ragged else None
+        assert not isinstance(table, Literal), "a literal is a scalar, and a table is not"
         operands = [
-            Operand(how.input_shape(a.type.shape), out.type.shape, a.type.dtype, how.cut_dim, how.concat_dim, None, a, out)
-            for a, out in zip(eqn.inputs, eqn.outputs, strict=True)
+            Operand(how.input_shape(a.type.shape), out.type.shape, a.type.dtype, *cuts, None, a, out, ragged)
+            for a, out in zip(operands_of(eqn), eqn.outputs, strict=True)
             if isinstance(a, Var)
         ]
         assert len(operands) == len(eqn.outputs), "an operand of a collective varies, and a literal does not"
@@ -157,6 +169,7 @@ class CollectiveCall:
             params,
             program,
             argument_types,
+            table,
         )
 
     def __post_init__(self):
@@ -191,10 +204,22 @@ class CollectiveCall:
             "these groups make different ones have one. Let it vary over more axes (fc.pvary)."
         )
 
+    def blocks(self, table: np.ndarray) -> PairBlocks:
+        """Return the blocks of a ragged collective, from the value of its table: the rows that move between ranks.
+
+        Raises ShapeError if they do not fit. All ranks have the same table, so all raise, before anything moves.
+        """
+        assert isinstance(self.definition, CollectivePrimitive)
+        assert self.definition.pairs is not None
+        (operand,), combines = self.operands, self.schedule.collective.meaning.combines
+        with at_source(self.source):
+            found = self.definition.pairs(table, self.name)
+            return found.checked(self.name, operand.shape[0], operand.out_shape[0], combines)
+
     @property
     def kind(self) -> str:
         """The collective's name, for the texts of errors."""
-        return self.schedule.kind
+        return self.schedule.kind if self.table is None or self.definition is None else self.definition.name
 
     @property
     def along(self) -> tuple[tuple[int, ...], ...]:

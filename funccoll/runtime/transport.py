@@ -173,6 +173,8 @@ class Transport:
     name: str
     device: Device
     """The device of its arrays."""
+    has_ragged: bool = False
+    """True if it executes ragged collectives, whose blocks each call's table says."""
     native_algorithms: tuple[str, ...] = ()
     """The names of `collective_call.NATIVE_ALGORITHMS` that its collectives can have."""
 

@@ -22,7 +22,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("_version", "config", "user_lines"), ("errors",), ("core",), ("mesh", "tree"), ("primitives",), ("schedules", "ops"),
         ("kernels", "tracing"), ("collectives", "arrays"), ("platforms", "transforms"), ("linalg", "random"), ("nn",),
         ("special",), ("runtime",), ("job",),
-        ("compiler",), ("transports",), ("debug", "optim", "profiling"), ("parallel",), ("draw",), ("api",),
+        ("compiler",), ("transports",), ("debug", "optim", "profiling", "ragged"), ("parallel",), ("draw",), ("api",),
         ("torch", "jax", "distributed", "tools"), ("__main__",),
     ),
     "core": (
@@ -48,10 +48,10 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("global_draws", "tracer"), ("trace",), ("closed_programs", "batched_evaluation", "result_types"), ("batched_control",),
     ),
     "collectives": (
-        ("record",), ("all_reduce", "axis_groups", "inclusive_scan"),
+        ("pair_blocks",), ("record",), ("all_reduce", "axis_groups", "inclusive_scan"),
         (
             "all_gather", "all_to_all", "barrier", "broadcast", "exclusive_scan", "gather", "permute", "reduce",
-            "reduce_scatter", "scatter",
+            "ragged_all_gather", "ragged_all_to_all", "ragged_reduce_scatter", "reduce_scatter", "scatter",
         ),
         ("functions",),
     ),
@@ -133,7 +133,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "transports": (("local", "plans"), ("shm",), ("mpi",), ("nccl",), ("cuda",)),
     "transports.plans": (
         ("control_block", "staging", "transit"), ("message_table", "planned_collective"), ("plan_writer",),
-        ("eager",),
+        ("eager", "ragged_words"),
     ),
     "transports.local": (("ordered_reduction",), ("local_transport",)),
     "transports.shm": (
@@ -142,7 +142,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("peer_access", "remote_waits", "wait_graph"), ("plan",),
         ("decision_log", "passed_arguments"), ("process_notes",),
         ("communicators", "results", "recorded_kernel"), ("diagnosis", "plan_fast_path", "suspicion"),
-        ("shared_buffers", "decisions", "first_calls"), ("shared_memory_executable",), ("gathered_values", "host_barrier"),
+        ("shared_buffers", "decisions", "first_calls"), ("shared_memory_executable",),
+        ("gathered_values", "host_barrier", "ragged_executable"),
         ("shm_transport",),
     ),
     "transports.mpi": (("mpi_library",), ("mpi_collectives",), ("mpi_transport",)),
@@ -178,6 +179,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("printed_traceback", "hosts_job"),
         ("run_command",), ("*",),
     ),
+    "ragged": (("exact_blocks",), ("row_collectives",)),
     "optim": (("learning_rates", "tree_utils"), ("transformation",), ("gradients", "state_layout", "steps")),
     "parallel": (
         ("batch_placement", "buckets", "checkpoint", "replicas", "uneven"), ("comm_hooks", "gradient_reducer"), ("loss_call",),

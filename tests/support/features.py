@@ -180,7 +180,14 @@ FEATURES = (
         "collectives",
         LIMITED,
         "They run on virtual devices, in processes, and over MPI. Groups of different sizes for `all_gather`, `all_to_all` and "
-        "the like need ragged blocks, which are planned. On GPUs no job has run them.",
+        "the like need ragged blocks, which take no groups yet. On GPUs no job has run them.",
+    ),
+    Feature(
+        "ragged",
+        "Ragged blocks (`fc.ragged`): all_gather, all_to_all, reduce_scatter, gather and scatter of rows whose numbers differ",
+        "collectives",
+        LIMITED,
+        "They run on virtual devices, in processes, and over MPI, in traced functions and outside of them. GPUs are planned.",
     ),
     Feature(
         "schedules",

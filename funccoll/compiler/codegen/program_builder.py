@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...collectives.record import is_ragged
 from ...core.array_order import in_c_order
 from ...core.ir import Atom, Equation, Literal, Program, Var
 from ...core.mesh import Mesh, copy_coordinates
 from ...core.types import types_text
-from ...errors import UnsupportedError
+from ...errors import PlannedError, UnsupportedError
 from ...platforms.blas import keep_threads
 from ...platforms.device import Copies
 from ...primitives.control_flow import cond_p, scan_p, while_p
@@ -205,6 +206,12 @@ class ProgramBuilder(SegmentBuilder):
         make = functools.partial(
             CollectiveCall.of_equation, mesh=self.mesh, program=self.program, argument_types=self.argument_types
         )
+        for eqn in group:
+            if is_ragged(eqn) and not self.transport.has_ragged:
+                raise PlannedError(
+                    f"{eqn.primitive.name} on {self.mesh!r}: ragged collectives run between CPUs, and are planned for GPUs.",
+                    eqn.source,
+                )
         calls = [make(eqn, self.schedules[eqn], self.identity(eqn)) for eqn in group]
         for call in self.transport.compile(calls, self.mesh, self.results_are_arrays and self._is_whole(calls)):
             self.calls.append(call)
@@ -217,7 +224,8 @@ class ProgramBuilder(SegmentBuilder):
                 self.parts.append((self.names.namespace, function, part))
             right = f"{function}({', '.join(map(self.name, call.inputs))})"
             arranged = [f"; {self.name(v)} = {self.in_c_order(v)}" for v in call.outputs if v in self.buffers.arranged]
-            self.steps.append(([(f"{left} = {right}" if left else right) + "".join(arranged)], set(call.inputs)))
+            reads = {v for v in call.inputs if v in self.variables}  # a table of sizes may be a constant
+            self.steps.append(([(f"{left} = {right}" if left else right) + "".join(arranged)], reads))
         for eqn in group if self.search is not None else ():
             self.check_results(eqn)
 

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...collectives import scatter_p
+from ...collectives.record import operands_of
 from ...core.ir import Equation, Literal, Program, Var
 from ...core.types import bfloat16
 from ...primitives.control_flow import cond_p, scan_p
@@ -341,7 +342,7 @@ def _arranged(program: Program, strided: frozenset[Var]) -> frozenset[Var]:
         v
         for eqn in program.equations
         if eqn.primitive.kind == "collective" and eqn.primitive.communicates
-        for a, v in zip(eqn.inputs, eqn.outputs, strict=True)
+        for a, v in zip(operands_of(eqn), eqn.outputs, strict=True)
         if v.type.shape and (a in strided or eqn.primitive is scatter_p)
     )
 

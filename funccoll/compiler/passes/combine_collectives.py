@@ -3,7 +3,8 @@
 The depth of a collective is the length of the longest chain of collectives before it. Two at one depth are independent: a path
 from one to the other would make the second one deeper. So all at one depth may be merged, and no dependency is crossed. A
 collective after a fence is deeper than all before it. Barriers are never crossed either. A bucket of gradients is never
-combined: its size is the user's, and it is reduced as soon as its last gradient is ready.
+combined: its size is the user's, and it is reduced as soon as its last gradient is ready. Nor is a ragged collective, which has
+a table of its own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import defaultdict
 
 import numpy as np
 
+from ...collectives.record import is_ragged
 from ...core.ir import Equation, Program, Var
 from ...core.types import ArrayType
 
@@ -53,7 +55,7 @@ def _combine_region(equations: list[Equation], limit: int) -> list[Equation]:
     for eqn in equations:
         level = max((depth.get(a, (0, 0)) for a in eqn.inputs if type(a) is Var), default=(0, 0))
         if eqn.primitive.kind == "collective":
-            if nbytes(eqn) <= limit:
+            if nbytes(eqn) <= limit and not is_ragged(eqn):
                 key = (level, *_key(eqn))
                 group = open_groups.get(key)
                 if group is None or sizes[id(group)] + nbytes(eqn) > limit:

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ...core.mesh import Mesh
+from ...core.ir import Var
+from ...core.mesh import Mesh, copies_of_devices
 from ...platforms.device import Copies
 from ...platforms.host_device import HostDevice
 from ...runtime.collective_call import CollectiveCall, CopyGroups
@@ -24,6 +25,7 @@ class LocalTransport(Transport):
     """All devices of a mesh in this process. A value that is equal on several devices is one array."""
 
     name = "local"
+    has_ragged = True
     device = HostDevice()
 
     def compile(
@@ -36,6 +38,9 @@ class LocalTransport(Transport):
             if call.is_barrier:
                 continue
             assert call.definition is not None
+            if call.table is not None:
+                yield _ragged(call, call.table, mesh)
+                continue
             compute = functools.partial(executor(call.definition, call.schedule), **call.params)
             for operand in call.operands:
                 source, result = operand.variables
@@ -44,6 +49,27 @@ class LocalTransport(Transport):
 
 
 IMPLEMENTATION = LocalTransport
+
+
+def _ragged(call: CollectiveCall, table: Var, mesh: Mesh) -> FunctionExecutable:
+    """Return a ragged collective over all groups of devices at once, each with its copy of the table."""
+    (operand,) = call.operands
+    (source, result), reference = operand.variables, call.definition.reference if call.definition else None
+    assert reference is not None
+    size, groups, results = call.groups_of_copies(mesh, source.type.varying, result.type.varying)
+    copies, tables = copies_of_devices(mesh, source.type.varying), copies_of_devices(mesh, table.type.varying)
+    of_group = {tuple([copies[device] for device in ranks]): tables[ranks[0]] for ranks in call.groups.ranks}
+
+    def run(xs: Copies, found: Copies) -> Copies:
+        shards, values = [xs] if size == 1 else xs, [found] if max(tables) == 0 else found
+        outs = []
+        for group in groups:
+            blocks = call.blocks(np.asarray(values[of_group[group]]))
+            outs.append(reference([shards[i] for i in group], blocks, **call.params))
+        made = [outs[group][rank if len(outs[group]) > 1 else 0] for group, rank in results]
+        return made if len(made) > 1 else made[0]
+
+    return FunctionExecutable(run, (source, table), (result,), returns_tuple=False)
 
 
 def _over_groups(compute: Callable[[Sequence[Any]], Sequence[Any]], copies: CopyGroups) -> Callable[[Copies], Copies]:

@@ -38,17 +38,20 @@ class MessageLibrary(Protocol):
 class MessageTable:
     """The messages of one plan: their rows and requests. The words of a context point to them."""
 
+    rows: np.ndarray | None = None
+    """A row for each message, as kernels read it; None without messages."""
+
     def __init__(self, messages: Sequence[Message], library: MessageLibrary | None, context: np.ndarray):
         if not messages:
             return
         assert library is not None, "ranks of several hosts have a library that passes messages"
-        self._library, self._rows = library, np.zeros((len(messages), MESSAGE.size // 8), np.int64)
-        for row, m in zip(self._rows, messages, strict=True):
+        self._library, rows = library, np.zeros((len(messages), MESSAGE.size // 8), np.int64)
+        for row, m in zip(rows, messages, strict=True):
             function = LIBRARY_WORD.isend if m.sends else LIBRARY_WORD.irecv
             row[:7] = function, m.slot, m.offset, *library.datatype(m.nbytes, m.rows, m.stride), m.peer, m.hash
-        self._requests = library.requests(len(messages))
+        self.rows, self._requests = rows, library.requests(len(messages))
         self._words = library.words.copy()  # a flag and a status for each plan: other threads test messages of theirs
-        tables = ((WORD.messages, self._rows), (WORD.requests, self._requests), (WORD.library, self._words))
+        tables = ((WORD.messages, rows), (WORD.requests, self._requests), (WORD.library, self._words))
         for word, table in tables:
             context[word] = table.ctypes.data
 

@@ -177,6 +177,10 @@ def build_plan(calls: Sequence[CollectiveCall], communicators: Sequence[Communic
 
 def _planned(call: CollectiveCall, communicator: Communicator, first_slot: int, shares_results: bool) -> PlannedCollective:
     schedule, operands = call.schedule, call.operands
+    if call.table is not None:  # mailboxes and segments have sizes of their own, and a shared result would have all rows
+        layouts, direct = layouts_of(schedule, operands), communicator.direct_reads
+        reads_directly = staging.reads_directly(schedule.kind, layouts, direct)
+        return PlannedCollective(call, communicator, first_slot, [dict(enumerate(layouts))], reads_directly=reads_directly)
     is_eager = ring_of([schedule], layouts_of(schedule, operands), communicator) is not None
     can_share = shares_results and not is_eager and not communicator.hosts and all(_is_large(operand) for operand in operands)
     shares_argument = can_share and copies_root(schedule)

@@ -241,6 +241,12 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
             self.is_fast = self._shared_buffers is None and not isinstance(self._kernel, RecordedKernel)
         return self._run(arrays)
 
+    def with_words(self, write: Callable[[np.ndarray, np.ndarray | None], None], *arrays: Any) -> tuple[np.ndarray, ...]:
+        """Call it after `write` has changed its code, and the rows of its messages, for this call."""
+        require_turn(self.registry, self._ownership, self.calls[0].source)  # else it may run, and the words belong to that call
+        write(self._code, self._messages.rows)
+        return self(*arrays)
+
     def _run(self, arrays: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
         """Call it from a thread that may."""
         words, busy, buffers, results, began = self._words, self.registry.busy, self._shared_buffers, (), False

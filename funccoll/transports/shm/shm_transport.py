@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -171,6 +172,7 @@ class SharedMemoryTransport(Transport):
     """The part of it that serves one mesh."""
 
     name = SharedMemoryJob.name
+    has_ragged = True
 
     def __init__(self, job: SharedMemoryJob, number: int):
         self.job, self.number = job, number
@@ -185,10 +187,17 @@ class SharedMemoryTransport(Transport):
     def compile(
         self, calls: Sequence[CollectiveCall], mesh: Mesh, share_results: bool = False
     ) -> Sequence[CollectiveExecutable]:
-        """See `Transport`. All of them are one native call."""
+        """See `Transport`. All of them are one native call, but for ragged ones: each of these is a call of its own."""
+        from .ragged_executable import RaggedExecutable
         from .shared_memory_executable import SharedMemoryExecutable
 
-        return [SharedMemoryExecutable(self.job.communicators, self.number, *bind_arguments(calls), share_results)]
+        made, registry = [], self.job.communicators
+        for ragged, together in groupby(calls, lambda call: call.table is not None):
+            if ragged:
+                made += [RaggedExecutable(registry, self.number, call) for call in together]
+            else:
+                made.append(SharedMemoryExecutable(registry, self.number, *bind_arguments([*together]), share_results))
+        return made
 
     def for_part(self, axes: Sequence[str], ranks: Sequence[int]) -> Transport:
         """See `Transport`."""

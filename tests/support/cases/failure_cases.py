@@ -220,6 +220,25 @@ def beside_a_group(culprits: list[int], deed: str, caught: bool = True) -> None:
 
 
 @member
+def ragged(culprits: list[int], deed: str, caught: bool = True) -> None:
+    """All exchange rows, as many as step and rank say; a culprit does something before its third step."""
+    n, rank = fc.world_size(), fc.rank()
+    mesh = fc.make_mesh({"d": n})
+
+    def exchange() -> None:
+        step = steps.number
+        if rank in culprits and step == 3:
+            say("does")
+            DEEDS[deed]()
+        sizes = [(rank + to + step) % 5 for to in range(n)]
+        got, counts = fc.ragged.all_to_all(np.full((sum(sizes), 300), rank), "d", sizes=sizes, mesh=mesh)
+        assert counts.tolist() == sizes and got[:, 0].tolist() == [s for s in range(n) for _ in range(sizes[s])]
+
+    steps = Steps(exchange, caught)
+    steps.run()
+
+
+@member
 def mismatch(culprit: int, change: str, timeout: float | None = None) -> None:
     """One rank calls another collective at the same time, or the same one with something else."""
     n = fc.world_size()

@@ -232,7 +232,10 @@ def test_wrong_groups(groups, words):
 def test_other_errors():
     uneven = [[0], [1, 2, 3]]
     wrong(
-        PlannedError, lambda: run(lambda x: fc.all_gather(x, "data", groups=uneven)), "sizes 1, 3", "the ragged form is planned"
+        PlannedError,
+        lambda: run(lambda x: fc.all_gather(x, "data", groups=uneven)),
+        "sizes 1, 3",
+        "groups of fc.ragged are planned",
     )
     wrong(ShapeError, lambda: run(lambda x: fc.broadcast(x, "data", root=1, groups=uneven)), "0 to 0", "its rank in each group")
     wrong(VaryingError, lambda: run(lambda x: fc.all_reduce(x, "data", groups=uneven), spec=P()), "fc.pvary")

@@ -1,0 +1,205 @@
+"""Ragged collectives with random sizes, against slices and left folds: `python ragged_cases.py CALL` is a rank."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import funccoll as fc
+from funccoll import P
+from funccoll.job.job_context import transport_of
+from tests.support.spmd import group_of, per_device
+
+Axes = tuple[str, ...]
+DTYPES = ("float32", "float16", "int64", "bool", "complex64")
+FORMS = ("all_gather", "all_to_all", "reduce_scatter", "gather", "scatter", "ragged_all_to_all")
+
+
+class Drawn:
+    """Sizes and values of one call on all devices: `rows` of its n rows count, and `sizes` go to each device of its group."""
+
+    def __init__(self, mesh: fc.Mesh, axes: Axes, rng: np.random.Generator, n: int, dtype: str, tail: tuple[int, ...]):
+        self.mesh, self.axes, self.n = mesh, axes, n
+        self.p = p = len(group_of(mesh, axes, 0)[0])
+        self.sizes = np.zeros((mesh.size, p), np.int64)
+        for device in range(mesh.size):
+            cuts = np.sort(rng.integers(0, n + 1, p))  # what is behind the last cut is not sent
+            self.sizes[device] = np.diff(cuts, prepend=0) * (rng.random(p) < 0.8)
+        self.rows = self.sizes.sum(1)
+        self.x = (rng.normal(size=(mesh.size, n, *tail)) * 4).astype(dtype)
+        self.root = int(rng.integers(p))
+
+    def groups(self) -> list[list[int]]:
+        """The devices of each group, in the order of ranks."""
+        return [list(g) for g in {tuple(group_of(self.mesh, self.axes, d)[0]) for d in range(self.mesh.size)}]
+
+
+def fold(xs: Sequence[np.ndarray]) -> np.ndarray:
+    """The left fold, each sum rounded once, of 16-bit floats all at the end."""
+    wide = [x.astype(np.float32) if x.dtype == np.float16 else x for x in xs]
+    total = wide[0].copy()
+    for x in wide[1:]:
+        total = total | x if x.dtype == bool else total + x
+    return total.astype(xs[0].dtype)
+
+
+def wanted(drawn: Drawn, form: str, device: int) -> np.ndarray:
+    """The rows that a device gets."""
+    group, rank = group_of(drawn.mesh, drawn.axes, device)
+    x, sizes, rows = drawn.x[group], drawn.sizes[group], drawn.rows[group]
+    before = np.cumsum(sizes, 1) - sizes
+    nothing = x[0][:0]
+    match form:
+        case "all_gather":
+            return np.concatenate([x[s][: rows[s]] for s in range(drawn.p)])
+        case "gather":
+            return np.concatenate([x[s][: rows[s]] for s in range(drawn.p)]) if rank == drawn.root else nothing
+        case "scatter":
+            begin = before[drawn.root, rank]
+            return x[drawn.root][begin : begin + sizes[drawn.root, rank]]
+        case "all_to_all" | "ragged_all_to_all":
+            return np.concatenate([x[s][before[s, rank] : before[s, rank] + sizes[s, rank]] for s in range(drawn.p)])
+        case "reduce_scatter":  # of the sizes of rank 0
+            begin = before[0, rank]
+            return fold([each[begin : begin + sizes[0, rank]] for each in x])
+    raise AssertionError(form)
+
+
+def traced(drawn: Drawn, form: str) -> Any:
+    """The form in a function of one device: (x, its sizes, those of rank 0, of its column, where its rows go) -> result."""
+    n, p = drawn.n, drawn.p
+    axis = drawn.axes[0] if len(drawn.axes) == 1 else drawn.axes
+    op = "or" if drawn.x.dtype == bool else "sum"
+
+    def call(x: Any, sizes: Any, first: Any, column: Any, places: Any) -> Any:
+        match form:
+            case "all_gather":
+                return fc.ragged.all_gather(x, axis, rows=np.sum(sizes))[0]
+            case "gather":
+                return fc.ragged.gather(x, axis, rows=np.sum(sizes), root=drawn.root)[0]
+            case "scatter":
+                found, rows = fc.ragged.scatter(x, axis, sizes=sizes, root=drawn.root)
+                return np.where(np.reshape(np.arange(n) < rows, (-1, *(1,) * (x.ndim - 1))), found, np.zeros((), x.dtype))
+            case "all_to_all":
+                return fc.ragged.all_to_all(x, axis, sizes=sizes)[0]
+            case "reduce_scatter":
+                return fc.ragged.reduce_scatter(x, axis, sizes=first, op=op)
+        output = np.zeros((p * n, *x.shape[1:]), x.dtype)
+        begin = np.cumsum(sizes) - sizes
+        return fc.ragged.ragged_all_to_all(x, output, begin, sizes, places, column, axis)
+
+    return call
+
+
+def told(drawn: Drawn) -> list[np.ndarray]:
+    """For each device: its sizes, those of rank 0, what it receives of each rank, and where its rows go."""
+    first, column, places = (np.zeros_like(drawn.sizes) for _ in range(3))
+    for group in drawn.groups():
+        sizes = drawn.sizes[group]
+        first[group], column[group] = sizes[0], sizes.T
+        places[group] = np.cumsum(sizes, 0) - sizes
+    return [drawn.sizes, first, column, places]
+
+
+def own(mesh: fc.Mesh, result: Any) -> dict[int, np.ndarray]:
+    """The blocks of a result on the devices of this process, without the first dimension."""
+    download = transport_of(mesh).device.library.download
+    blocks = result.shards if mesh.is_fully_addressable else [result.local]
+    return {device: download(block)[0] for device, block in zip(mesh.local_devices, blocks, strict=True)}
+
+
+def check(axes: dict[str, int], over: Axes, seed: int, calls: int = 3, most: int = 9, mesh: Any = None) -> str:
+    """Run all forms with random sizes, some calls of one program, and compare the bits on this process's devices."""
+    mesh, rng = fc.make_mesh(axes) if mesh is None else mesh, np.random.default_rng(seed)
+    n, dtype, tail = int(rng.integers(1, most)), str(rng.choice(DTYPES)), tuple(rng.integers(1, 4, rng.integers(0, 3)).tolist())
+    draw = lambda: Drawn(mesh, over, rng, n, dtype, tail)
+    programs: dict[str, Any] = {}
+    for _ in range(calls):
+        drawn = draw()
+        drawn.root = seed % drawn.p  # a parameter of the program
+        for form in FORMS:
+            program = programs.setdefault(form, per_device(mesh, traced(drawn, form)))
+            for device, got in own(mesh, program(drawn.x, *told(drawn))).items():
+                want = wanted(drawn, form, device)
+                assert got[: len(want)].tobytes() == want.tobytes(), (form, seed, device, got, want)
+                assert not got[len(want) :].any(), (form, seed, device)
+    check_exact(Drawn(mesh, over, rng, int(rng.integers(0, most)), dtype, tail))
+    return "well"
+
+
+def check_exact(drawn: Drawn) -> None:
+    """The forms outside of traced functions, of exactly the rows that count."""
+    mesh, axis = drawn.mesh, drawn.axes
+    mine = list(mesh.local_devices)
+    as_given = (lambda xs: xs) if mesh.is_fully_addressable and mesh.size > 1 else (lambda xs: xs[0])
+    firsts = told(drawn)[1]
+    blocks = [drawn.x[d][: drawn.rows[d]] for d in mine]
+    rank = {d: group_of(mesh, axis, d)[1] for d in mine}
+    whole = [drawn.x[d][: firsts[d].sum()] for d in mine]
+    of_root = [b if rank[d] == drawn.root else b[:0] for d, b in zip(mine, blocks)]
+    root_sizes = [drawn.sizes[d] if rank[d] == drawn.root else None for d in mine]
+    op = "or" if drawn.x.dtype == bool else "sum"
+    found = {
+        "all_gather": fc.ragged.all_gather(as_given(blocks), axis, mesh=mesh)[0],
+        "gather": fc.ragged.gather(as_given(blocks), axis, root=drawn.root, mesh=mesh)[0],
+        "all_to_all": fc.ragged.all_to_all(as_given(blocks), axis, sizes=as_given([*drawn.sizes[mine]]), mesh=mesh)[0],
+        "reduce_scatter": fc.ragged.reduce_scatter(as_given(whole), axis, sizes=as_given([*firsts[mine]]), op=op, mesh=mesh),
+        "scatter": fc.ragged.scatter(as_given(of_root), axis, sizes=as_given(root_sizes), root=drawn.root, mesh=mesh)[0],
+    }
+    for form, result in found.items():
+        for device, got in zip(mine, result if len(mine) > 1 else [result]):
+            want = wanted(drawn, form, device)
+            assert got.shape == want.shape and got.tobytes() == want.tobytes(), (form, device, got, want)
+            assert not got.flags.writeable
+
+
+def some(axes: dict[str, int], over: Axes, seeds: Sequence[int], most: int = 9) -> str:
+    """`check` for several seeds."""
+    for seed in seeds:
+        check(axes, over, seed, most=most)
+    return "well"
+
+
+def told_wrongly() -> list[str]:
+    """Errors that all ranks raise for what one of them has told, and a call after them that is right."""
+    mesh, rank, p = fc.make_mesh({"d": fc.world_size()}), fc.rank(), fc.world_size()
+    x = np.ones((p, 2))
+    found = []
+
+    def wrong(call: Any) -> None:
+        try:
+            call()
+        except fc.FunccollError as error:
+            found.append(f"{type(error).__name__}: {error}".splitlines()[0])
+
+    sizes = np.ones(p, np.int64) + (rank == 1)
+    send = fc.jit(lambda x, s: fc.ragged.all_to_all(x, "d", sizes=s[0])[0], mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+    own = lambda s: fc.from_local(s[None], mesh, P("d"))
+    wrong(lambda: send(fc.from_local(x, mesh, P("d")), own(sizes)))
+    wrong(lambda: fc.ragged.all_to_all(x, "d", sizes=sizes, mesh=mesh))
+    wrong(lambda: fc.ragged.reduce_scatter(x, "d", sizes=[p - (rank == 1), *[0] * (p - 1)], mesh=mesh))
+    sizes = np.where(np.arange(p) == rank, p, 0)
+    wrong(lambda: fc.ragged.reduce_scatter(x, "d", sizes=sizes, mesh=mesh))
+    got, counts = fc.ragged.all_to_all(x, "d", sizes=np.ones(p, int), mesh=mesh)
+    assert counts.tolist() == [1] * p and got.shape == (p, 2)
+    y = send(fc.from_local(x, mesh, P("d")), own(np.ones(p, np.int64)))
+    assert y.local[:p].all() and not y.local[p:].any()
+    return found
+
+
+def other_shapes() -> str:
+    """Blocks whose further dimensions differ between ranks: no rank gets rows."""
+    mesh = fc.make_mesh({"d": fc.world_size()})
+    try:
+        fc.ragged.all_gather(np.ones((2, 3 + (fc.rank() == 1))), "d", mesh=mesh)
+    except fc.FunccollError as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+if __name__ == "__main__":
+    fc.init()
+    print(f"rank {fc.rank()}: {eval(sys.argv[1])}", flush=True)
