@@ -41,30 +41,38 @@ class PairBlocks(NamedTuple):
         Raises:
             ShapeError: For the first block that does not fit. The text is the same on all devices.
         """
-        for what, values in (("size", self.sizes), ("first row", self.starts), ("place", self.places)):
-            if values.min(initial=0) < 0:
-                source, to = np.argwhere(values < 0)[0].tolist()
-                raise ShapeError(f"{over}: the {what} of the rows from rank {source} to rank {to} is {values[source, to]}.")
-        ends = self.starts + self.sizes
-        if ends.max(initial=0) > rows:
-            source, to = np.argwhere(ends > rows)[0].tolist()
-            raise ShapeError(
-                f"{over}: rank {source} sends rows {self.starts[source, to]} to {ends[source, to]} to rank {to}, and its "
-                f"operand has {rows} rows. The sizes that rank {source} sends are {_listed(self.sizes[source])}."
-            )
-        ends = self.places + self.sizes
-        if ends.max(initial=0) > result_rows:
-            source, to = np.argwhere(ends > result_rows)[0].tolist()
-            raise ShapeError(
-                f"{over}: rank {to} receives {self.sizes[source, to]} rows from rank {source} as its rows "
-                f"{self.places[source, to]} to {ends[source, to]}, and its result has {result_rows} rows. Make room for "
-                f"{int(ends.max())} rows in the results of all ranks (rows=)."
-            )
+        ends, places = self.starts + self.sizes, self.places + self.sizes
+        lowest = np.minimum(np.minimum(self.starts, self.sizes), self.places).min(initial=0)
+        if lowest < 0 or ends.max(initial=0) > rows or places.max(initial=0) > result_rows:
+            raise self._outside(over, rows, result_rows)
         if not combines:
             self._check_disjoint(over)
         return self
 
+    def _outside(self, over: str, rows: int, result_rows: int) -> ShapeError:
+        """Make the error of a block that is not in its operand or result."""
+        for what, values in (("size", self.sizes), ("first row", self.starts), ("place", self.places)):
+            if values.min(initial=0) < 0:
+                source, to = np.argwhere(values < 0)[0].tolist()
+                return ShapeError(f"{over}: the {what} of the rows from rank {source} to rank {to} is {values[source, to]}.")
+        ends = self.starts + self.sizes
+        if ends.max(initial=0) > rows:
+            source, to = np.argwhere(ends > rows)[0].tolist()
+            return ShapeError(
+                f"{over}: rank {source} sends rows {self.starts[source, to]} to {ends[source, to]} to rank {to}, and its "
+                f"operand has {rows} rows. The sizes that rank {source} sends are {_listed(self.sizes[source])}."
+            )
+        ends = self.places + self.sizes
+        source, to = np.argwhere(ends > result_rows)[0].tolist()
+        return ShapeError(
+            f"{over}: rank {to} receives {self.sizes[source, to]} rows from rank {source} as its rows "
+            f"{self.places[source, to]} to {ends[source, to]}, and its result has {result_rows} rows. Make room for "
+            f"{int(ends.max())} rows in the results of all ranks (result_rows=)."
+        )
+
     def _check_disjoint(self, over: str) -> None:
+        if (self.places[1:] >= (self.places + self.sizes)[:-1]).all():
+            return  # in the order of ranks, as most are
         order = np.argsort(self.places, axis=0, kind="stable")
         places, sizes = np.take_along_axis(self.places, order, 0), np.take_along_axis(self.sizes, order, 0)
         # An empty block overlaps nothing: the end of all before it is what counts.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..collectives.record import are_uneven, lowering
+from ..collectives.record import are_uneven, lowering, operands_of
 from ..core.ir import Equation, Program
 from ..core.mesh import Mesh, ReplicaGroups
 from ..core.types import is_inexact
@@ -108,7 +108,7 @@ def choose(eqn: Equation, mesh: Mesh) -> str:
     how, size = lowering(eqn), eqn.params["size"]
     if size > LARGE:
         return _unweighed(eqn, mesh)
-    dtypes = [a.type.dtype for a in eqn.inputs]
+    dtypes = [a.type.dtype for a in operands_of(eqn)]
     with at_source(eqn.source):
         uneven = are_uneven(eqn.params.get("groups", ()))
         if uneven and mesh.hosts:
@@ -144,7 +144,7 @@ def measured_seconds(eqn: Equation, mesh: Mesh) -> float | None:
     """Return the time that `funccoll tune` measured for a collective of the same kind and size; None without a measurement."""
     from ..schedules.model.explanation import measured_seconds as measured
 
-    how, dtype = lowering(eqn), _narrowest([a.type.dtype for a in eqn.inputs])
+    how, dtype = lowering(eqn), _narrowest([a.type.dtype for a in operands_of(eqn)])
     algorithm, topology = _chosen(eqn, mesh).algorithm, _topology(mesh, eqn)
     return measured(how.kind, algorithm, topology, _nbytes(eqn), dtype, how.options.get("root", 0))
 
@@ -155,7 +155,7 @@ def _chosen(eqn: Equation, mesh: Mesh) -> Schedule:
 
     if eqn.params["algorithm"] is not None:
         return _part(eqn, mesh, max(eqn.params.get("groups", ()), key=len, default=()))
-    how, dtype = lowering(eqn), _narrowest([a.type.dtype for a in eqn.inputs])
+    how, dtype = lowering(eqn), _narrowest([a.type.dtype for a in operands_of(eqn)])
     return select(how.kind, _topology(mesh, eqn), _nbytes(eqn), dtype=dtype, **how.options)
 
 
@@ -163,13 +163,13 @@ def explain_choice(eqn: Equation, mesh: Mesh) -> Explanation:
     """Return the table of what `choose` compares for a collective, if the user names no algorithm."""
     from ..schedules.model.explanation import explain
 
-    how, dtype = lowering(eqn), _narrowest([a.type.dtype for a in eqn.inputs])
+    how, dtype = lowering(eqn), _narrowest([a.type.dtype for a in operands_of(eqn)])
     return explain(how.kind, _topology(mesh, eqn), _nbytes(eqn), dtype=dtype, **how.options)
 
 
 def _nbytes(eqn: Equation) -> int:
     """Return the bytes of the larger of a collective's operands and results on one device, at least 1."""
-    return max(1, *(sum(a.type.nbytes for a in side) for side in (eqn.inputs, eqn.outputs)))
+    return max(1, *(sum(a.type.nbytes for a in side) for side in (operands_of(eqn), eqn.outputs)))
 
 
 def _narrowest(dtypes: Sequence[np.dtype]) -> np.dtype | None:

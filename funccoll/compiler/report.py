@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..collectives.record import AxisGroups, lowering
+from ..collectives.record import AxisGroups, lowering, operands_of
 from ..core.display import html_table, text_table
 from ..core.ir import Equation, Program
 from ..core.mesh import shown_groups
@@ -87,8 +87,8 @@ class CollectiveTable:
 
 
 def _row(eqn: Equation, program: Program, times: int | None) -> CollectiveRow:
-    axes = eqn.axes()
-    dtypes = sorted({dtype_name(a.type.dtype) for a in eqn.inputs})
+    axes, operands = eqn.axes(), operands_of(eqn)
+    dtypes = sorted({dtype_name(a.type.dtype) for a in operands})
     groups = eqn.params.get("groups", ())
     size = max(map(len, groups)) if groups else math.prod(program.axis_sizes[a] for a in axes)
     return CollectiveRow(
@@ -96,9 +96,9 @@ def _row(eqn: Equation, program: Program, times: int | None) -> CollectiveRow:
         lowering(eqn).op,
         axes,
         size,
-        len(eqn.inputs),
+        len(operands),
         ",".join(dtypes),
-        sum(a.type.nbytes for a in eqn.inputs),
+        sum(a.type.nbytes for a in operands),
         _schedule(eqn.params["algorithm"]),
         eqn.source,
         times,
@@ -140,7 +140,7 @@ def cost_analysis(programs: Iterable[Program]) -> dict[str, float]:
         times = 1 if found is None else found
         if eqn.primitive.communicates:
             cost["collectives"] += times
-            cost["collective bytes"] += times * sum(a.type.nbytes for a in eqn.inputs)
+            cost["collective bytes"] += times * sum(a.type.nbytes for a in operands_of(eqn))
         elif eqn.primitive.kind == "compute":
             cost["flops"] += times * flops(eqn)
         if not eqn.primitive.view and eqn.primitive.kind not in ("control", "debug"):

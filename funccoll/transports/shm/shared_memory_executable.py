@@ -241,11 +241,14 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
             self.is_fast = self._shared_buffers is None and not isinstance(self._kernel, RecordedKernel)
         return self._run(arrays)
 
-    def with_words(self, write: Callable[[np.ndarray, np.ndarray | None], None], *arrays: Any) -> tuple[np.ndarray, ...]:
-        """Call it after `write` has changed its code, and the rows of its messages, for this call."""
-        require_turn(self.registry, self._ownership, self.calls[0].source)  # else it may run, and the words belong to that call
-        write(self._code, self._messages.rows)
-        return self(*arrays)
+    @property
+    def words(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """Its code, and the rows of its messages."""
+        return self._code, self._messages.rows
+
+    def require_turn(self) -> None:
+        """Raise if this thread may not call it now: another one owns its communicators, or one of their calls runs."""
+        require_turn(self.registry, self._ownership, self.calls[0].source)
 
     def _run(self, arrays: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
         """Call it from a thread that may."""
