@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..collectives import (
+    RAGGED,
     all_gather_p,
     all_reduce_p,
     all_to_all_p,
@@ -19,6 +20,7 @@ from ..collectives import (
     gather_p,
     inclusive_scan_p,
     permute_p,
+    ragged_all_gather_p,
     reduce_p,
     reduce_scatter_p,
 )
@@ -346,6 +348,11 @@ def _scattered(eqn: Equation, ins: Sequence[DimensionLayout]) -> list[DimensionL
     return made
 
 
+def _ragged(eqn: Equation, ins: Sequence[DimensionLayout]) -> list[DimensionLayout]:
+    """Results of a ragged collective, whose last operand is a table."""
+    return (_equal if eqn.primitive is ragged_all_gather_p else _scattered)(eqn, ins[:1])
+
+
 RULES: dict[Primitive, Rule] = {
     **dict.fromkeys([divisor_p, where_p, convert_p, real_p, imag_p, erf_p, stop_gradient_p, *SPECIAL.values()], _elementwise),
     reshape_p: _reshaped,
@@ -368,6 +375,7 @@ RULES: dict[Primitive, Rule] = {
     **dict.fromkeys([pvary_p, permute_p, grad_hook_p, optimization_barrier_p, checkpoint_name_p, snapshot_p], _identities),
     **dict.fromkeys([all_reduce_p, broadcast_p], _equal),
     all_gather_p: _gathered,
+    **dict.fromkeys(RAGGED, _ragged),
     **dict.fromkeys([own_slice_p, reduce_scatter_p, scatter_from_root_p, all_to_all_p], _cut),
     **dict.fromkeys([reduce_p, gather_p, inclusive_scan_p, exclusive_scan_p], _scattered),
 }
