@@ -28,6 +28,11 @@ def test_values(axes, over, seeds, most):
     assert launch(cases.some, ranks, axes, over, list(seeds), most) == ["well"] * ranks
 
 
+@SLOW
+def test_loops_and_branches():
+    assert launch(cases.in_control_flow, 3, 3) == ["well"] * 3
+
+
 def test_all_ranks_raise_what_one_has_told_wrongly():
     """Nothing has moved: the next calls are right."""
     first, *others = launch(cases.told_wrongly, 3)

@@ -163,6 +163,51 @@ def some(axes: dict[str, int], over: Axes, seeds: Sequence[int], most: int = 9) 
     return "well"
 
 
+def in_control_flow(p: int) -> str:
+    """Exchanges in loops and branches, whose sizes change, and their gradients: as unrolled ones."""
+    mesh, rng = fc.make_mesh({"d": p}), np.random.default_rng(p)
+    sizes = rng.integers(0, 3, (p, p))
+    n = int(sizes.sum(1).max())
+    x, spec = rng.normal(size=(p * n, 2)), P("d")
+
+    def exchange(x: Any, i: Any) -> Any:
+        to = (np.arange(p) + i) % p  # the sizes of this device, in another order
+        return fc.ragged.all_to_all(x, "d", sizes=fc.at(np.zeros(p, np.int64))[to].set(own), result_rows=n * p)[0][:n]
+
+    own: Any = None
+
+    def given(fn: Any) -> Any:
+        def body(x: Any, s: Any) -> Any:
+            nonlocal own
+            own = s[0]
+            return fn(x)
+
+        jitted = fc.jit(body, mesh=mesh, in_specs=(spec, spec), out_specs=spec)
+        return fc.process_allgather(jitted(fc.device_put(x, mesh, spec), fc.device_put(sizes, mesh, spec))).tobytes()
+
+    def unrolled(x: Any) -> Any:
+        for i in range(4):
+            x = exchange(x, i)
+        return x
+
+    loss = lambda fn: fc.grad(lambda x: fc.all_reduce(np.sum(np.sin(fn(x))), "d"))
+    ways = {
+        "fori_loop": lambda x: fc.fori_loop(0, 4, lambda i, x: exchange(x, i), x),
+        "while_loop": lambda x: fc.while_loop(lambda c: c[0] < 4, lambda c: (c[0] + 1, exchange(c[1], c[0])), (np.int64(0), x))[
+            1
+        ],
+        "cond": lambda x: fc.cond(fc.all_reduce(np.sum(own), "d") >= 0, unrolled, lambda x: x, x),
+    }
+    want = given(unrolled)
+    for name, way in ways.items():
+        assert given(way) == want, name
+    want = given(loss(unrolled))
+    for name in ("fori_loop", "cond"):
+        assert given(loss(ways[name])) == want, name
+    assert given(loss(fc.checkpoint(unrolled))) == want
+    return "well"
+
+
 def told_wrongly() -> list[str]:
     """Errors that all ranks raise for what one of them has told, and a call after them that is right."""
     mesh, rank, p = fc.make_mesh({"d": fc.world_size()}), fc.rank(), fc.world_size()

@@ -65,6 +65,10 @@ def test_batches_move_whole_rows():
         )
 
 
+def test_loops_and_branches():
+    cases.in_control_flow(3)
+
+
 def test_new_sizes_compile_nothing():
     mesh, compiled = fc.make_mesh({"d": 4}), []
     step = fc.jit(
