@@ -17,7 +17,7 @@ from tests.support.cases import ragged_cases as cases
 fc.init()
 n = fc.world_size()
 cases.some({"d": n}, ("d",), range(2), 9)
-cases.some({"d": n}, ("d",), range(2, 4), 20000)
+cases.some({"d": n}, ("d",), [4, 5], 20000)
 if n == 4:
     cases.some({"a": 2, "b": 2}, ("a",), [4], 900)
     cases.some({"a": 2, "b": 2}, ("b", "a"), [5], 900)
@@ -29,7 +29,7 @@ os.write(1, f"rank {fc.rank()} is fine\\n".encode())
 @pytest.mark.parametrize("vendor", ["openmpi", "mpich"])
 @pytest.mark.parametrize("counts", [(3,), (2, 2), (1, 2)])
 def test_ragged_blocks_are_slices(vendor, counts, tmp_path):
-    """20,000 rows are messages of several pieces, of which a call may need few."""
+    """Up to 700 kB between hosts are messages of several pieces, of which a call may need few."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     variables = {"FUNCCOLL_TRANSPORT": "mpi"} if len(counts) == 1 else {}

@@ -49,6 +49,11 @@ def test_all_ranks_raise_what_one_has_told_wrongly():
     ]
 
 
+def test_a_call_of_another_thread_changes_no_words(tmp_path):
+    told = launch(cases.another_thread, 2, str(tmp_path))
+    assert "called a collective over a mesh whose collectives belong to thread" in told[0] and not told[1]
+
+
 def test_other_shapes_between_ranks():
     told = launch(cases.other_shapes, 2)
     assert all(text.startswith("ProgramMismatch") for text in told), told

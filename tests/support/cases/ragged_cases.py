@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import funccoll as fc
 from funccoll import P
-from funccoll.job.job_context import transport_of
+from funccoll.job.job_context import current, transport_of
 from tests.support.spmd import group_of, per_device
 
 Axes = tuple[str, ...]
@@ -233,6 +236,37 @@ def told_wrongly() -> list[str]:
     y = send(fc.from_local(x, mesh, P("d")), own(np.ones(p, np.int64)))
     assert y.local[:p].all() and not y.local[p:].any()
     return found
+
+
+def another_thread(folder: str) -> str:
+    """While rank 0 waits for rank 1, another of its threads calls the same function with other sizes: it raises."""
+    mesh, rank, tried = fc.make_mesh({"d": 2}), fc.rank(), Path(folder, "tried")
+    x = fc.from_local(np.arange(8), mesh, P("d"))
+    share = fc.jit(lambda x, s: fc.ragged.reduce_scatter(x, "d", sizes=s), mesh=mesh, in_specs=(P("d"), P()), out_specs=P("d"))
+    first, second, third = (fc.device_put(np.array(sizes), mesh, P()) for sizes in ([4, 4], [2, 5], [8, 0]))
+    share(x, first)
+    found = []
+
+    def disturb() -> None:
+        busy = current().transport.communicators.busy
+        while not any(busy):
+            time.sleep(0.001)
+        try:
+            share(x, third)
+        except fc.FunccollError as error:
+            found.append(str(error))
+        tried.touch()
+
+    thread = threading.Thread(target=disturb)
+    if rank == 0:
+        thread.start()
+    while rank == 1 and not tried.exists():
+        time.sleep(0.001)
+    got = share(x, second).local
+    if rank == 0:
+        thread.join()
+    assert got.tolist() == ([0, 2] + [0] * 6 if rank == 0 else [4, 6, 8, 10, 12, 0, 0, 0]), got
+    return found[0] if found else ""
 
 
 def other_shapes() -> str:
