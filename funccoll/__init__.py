@@ -29,6 +29,7 @@ _ELSEWHERE = {
     "pmax": 'fc.all_reduce(x, axis, op="max")',
     "pmin": 'fc.all_reduce(x, axis, op="min")',
     "psum_scatter": "fc.reduce_scatter(x, axis)",
+    "ragged_all_to_all": "fc.ragged.ragged_all_to_all(operand, output, ..., axis)",
     "pbroadcast": "fc.broadcast(x, axis, root=...)",
     "pcast": "fc.pvary(x, axis)",
     "pjit": "fc.jit(fn, mesh=..., in_specs=..., out_specs=...)",
