@@ -101,12 +101,14 @@ def exact(name: str, move: Move, x: Any, axis: Any, mesh: Mesh, sizes: Any = Non
     operands = [_padded(leaves, _room(int(known[:, 0].max())), mesh) for leaves in zip(*blocks, strict=True)]
     key = name, axes, _room(most), *params.items()
     found = _program(mesh, key, move, rule)(operands, table)
-    results, learned = [], []
+    results, learned, download = [], [], transport_of(mesh).device.library.download
     for number, device in enumerate(mesh.local_devices):
         ranks = groups.of(device)
         rank, of_group = ranks.index(device), known[[*ranks]]
         rows = int(rule.result_rows(of_group, root)[rank])
-        own = [np.asarray(y.shards[number] if mesh.is_fully_addressable else y.local)[:rows] for y in found]
+        own = [download(y.shards[number] if mesh.is_fully_addressable else y.local)[:rows] for y in found]
+        for part in own:
+            part.flags.writeable = False
         results.append(optree.tree_unflatten(treedef, own))
         learned.append(rule.received(of_group, root, rank))
     return (results, learned) if _is_listed(mesh) else (results[0], learned[0])
@@ -240,10 +242,12 @@ def _room(rows: int) -> int:
 def _padded(blocks: Sequence[np.ndarray], rows: int, mesh: Mesh) -> Array:
     """Return an Array of blocks with room for `rows` rows. What lies behind a block's own rows is not read."""
     device, copies = transport_of(mesh).device, []
+    on_host = mesh.device_type == "cpu"
     for block in blocks:
-        copies.append(device.allocate((rows, *block.shape[1:]), block.dtype))
-        copies[-1][: len(block)] = block
-        copies[-1].flags.writeable = False
+        room = (device.allocate if on_host else np.empty)((rows, *block.shape[1:]), block.dtype)
+        room[: len(block)] = block
+        room.flags.writeable = False
+        copies.append(room if on_host else device.library.upload(room))
     sharding = Sharding(mesh, P(mesh.axis_names))
     shape = (rows * mesh.size, *blocks[0].shape[1:])
     return Array(layout_of(shape, blocks[0].dtype, sharding), copies if len(copies) > 1 else copies[0])

@@ -63,6 +63,7 @@ PARTS: dict[str, Part] = {
         *(Trial(f"table, {n} devices", "gpu_kernels:compare", ("table", n), 240) for n in (2, 4, 8, 1)),
         *(Trial(f"{case}, {n} devices", "gpu_kernels:compare", (case, n), 120) for case, n in (("nans", 2), ("forced", 4))),
         Trial("bad input", "gpu_kernels:bad_input", (), 60),
+        Trial("ragged blocks", "gpu_programs:ragged", (), 120),
     )),
     "compute": Part("NumPy functions and gradients against NumPy", (
         *(Trial(f"share {k + 1} of {SHARES}", "gpu_compute:compare", (k, SHARES)) for k in range(SHARES)),

@@ -233,6 +233,21 @@ def indices() -> None:
     cases.report("wrong indices")
 
 
+def ragged() -> None:
+    """Ragged collectives between virtual devices, with other sizes in each call of a program, have the values of slices."""
+    where = device()
+    import funccoll as fc
+    from tests.support.cases import ragged_cases
+
+    cases = _Cases()
+    for axes, over in (({"d": 2}, ("d",)), ({"d": 4}, ("d",)), ({"a": 2, "b": 2}, ("b",))):
+        mesh = fc.make_mesh(axes, device=where)
+        for seed in range(4):
+            most = 9 if seed < 3 else 3000
+            cases(f"{axes} over {over}, seed {seed}", lambda: ragged_cases.check({}, over, seed, most=most, mesh=mesh) and None)
+    cases.report("random sizes of ragged collectives")
+
+
 def right_bytes(x: np.ndarray, rows: np.ndarray) -> bytes:
     """The bytes of `x[rows]` with 7 in its first row."""
     y = x[rows]

@@ -409,6 +409,7 @@ def test_graphs_of_the_fake_are_recognised(faked, monkeypatch):
                     ["table on 2 devices: 135 programs, 0 failed", "135 captured"],
                 ),
                 ("gpu_kernels:compare", ["programs", 4], [], ["programs on 4 devices: 3 programs, 0 failed", "3 captured"]),
+                ("gpu_programs:ragged", [], [], ["12 random sizes of ragged collectives, 0 failed"]),
                 ("gpu_speed:small", [4], [], ["the slope of 2 to 4 in one graph", "one jitted all_reduce"]),
             )
         ],

@@ -187,7 +187,8 @@ FEATURES = (
         "Ragged blocks (`fc.ragged`): all_gather, all_to_all, reduce_scatter, gather and scatter of rows whose numbers differ",
         "collectives",
         LIMITED,
-        "They run on virtual devices, in processes, and over MPI, in traced functions and outside of them. GPUs are planned.",
+        "They run on virtual devices, in processes, and over MPI, in traced functions and outside of them. "
+        "Virtual devices of one GPU were simulated. GPUs of several processes are planned.",
     ),
     Feature(
         "schedules",

@@ -209,7 +209,8 @@ class ProgramBuilder(SegmentBuilder):
         for eqn in group:
             if is_ragged(eqn) and not self.transport.has_ragged:
                 raise PlannedError(
-                    f"{eqn.primitive.name} on {self.mesh!r}: ragged collectives run between CPUs, and are planned for GPUs.",
+                    f"{eqn.primitive.name} on {self.mesh!r}: ragged collectives are planned for GPUs of several processes."
+                    " They run between CPUs, and between virtual devices of one GPU.",
                     eqn.source,
                 )
         calls = [make(eqn, self.schedules[eqn], self.identity(eqn)) for eqn in group]

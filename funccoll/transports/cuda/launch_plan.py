@@ -47,6 +47,8 @@ class LaunchPlan:
     max_operands: int
     waits: bool
     """True if blocks wait for each other, and must run at the same time."""
+    collectives: tuple[PlannedCollective, ...]
+    """By block: its collective, with its slots."""
 
     @property
     def blocks(self) -> int:
@@ -64,6 +66,7 @@ def build_launch_plan(call: CollectiveCall, groups: Sequence[Sequence[int]], cha
     streams, narrays = call.schedule.streams().verify(), len(call.operands)
     awaited = _awaited(streams)
     codes: dict[int, list[int]] = {block: [] for block in range(ndevices * channels)}
+    collectives: dict[int, PlannedCollective] = {}
     inputs, outputs = (np.zeros((narrays, ndevices, channels), np.int64) for _ in range(2))
     scratch, next_slot = dict[int, int](), 0
     segments = cut_in_channels(call, channels)
@@ -73,6 +76,7 @@ def build_launch_plan(call: CollectiveCall, groups: Sequence[Sequence[int]], cha
             for r, device in enumerate(members):
                 communicator, code = Communicator(0, tuple(members), r, control), codes[device * channels + c]
                 planned = PlannedCollective(call, communicator, first, [segments[c]], target=target, awaited=awaited)
+                collectives[device * channels + c] = planned
                 written = write_collective(code, [], planned, 0)
                 if awaited:
                     code += Opcode.ADVANCE.encode(communicator=0, span=written.base)
@@ -95,6 +99,7 @@ def build_launch_plan(call: CollectiveCall, groups: Sequence[Sequence[int]], cha
         len(groups) * channels * _control_bytes(groups),
         most,
         bool(awaited),
+        tuple(collectives[block] for block in codes),
     )
 
 

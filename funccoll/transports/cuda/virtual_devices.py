@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...core.ir import Program
-from ...core.mesh import Mesh
+from ...collectives.record import is_ragged
+from ...core.ir import Program, Var
+from ...core.mesh import Mesh, copies_of_devices
 from ...errors import CollectiveTimeout, FunccollError, MeshError
 from ...kernels.block import MAX_OPERANDS
 from ...kernels.cuda import Combine, Scope
@@ -25,6 +26,7 @@ from ...platforms.device import Copies, GpuDevice, Run
 from ...platforms.gpu.captured_program import CapturedProgram, Graph, GraphCache
 from ...runtime.collective_call import CollectiveCall, CopyGroups, Operand
 from ...runtime.transport import CollectiveExecutable, Transport
+from ..plans.ragged_words import RaggedWords
 from .block_contexts import block_contexts
 from .launch_plan import LaunchPlan, build_launch_plan
 from .launch_reports import LaunchedName, LaunchReports
@@ -165,7 +167,12 @@ class VirtualGpuDevice(GpuDevice):
 
         A program that is one collective of large arrays is launched without a graph. The launch reads and writes them in place.
         """
-        return run if _is_one_large_collective(program) else CapturedProgram(self.gpu, run)
+        if _is_one_large_collective(program):
+            return run
+        recorded = CapturedProgram(self.gpu, run)
+        if any(is_ragged(eqn) for eqn, _ in program.executed()):
+            recorded.why_not = "ragged collectives read their sizes on the host"
+        return recorded
 
     def execution(self, run: Run) -> str:
         """See `Device`."""
@@ -176,6 +183,7 @@ class VirtualGpuTransport(Transport):
     """All devices of a mesh on one GPU."""
 
     name = "cuda"
+    has_ragged = True
 
     def __init__(self, gpu: Gpu):
         self.device = self._gpu_device = VirtualGpuDevice(gpu)
@@ -192,11 +200,15 @@ class VirtualGpuTransport(Transport):
                     together.setdefault((source.type.varying, result.type.varying), []).append(operand)
             for varying, operands in together.items():
                 part = replace(call, operands=tuple(operands))
-                yield Launch(self._gpu_device, part, part.groups_of_copies(mesh, *varying))
+                copies = part.groups_of_copies(mesh, *varying)
+                if part.table is None:
+                    yield Launch(self._gpu_device, part, copies)
+                else:
+                    yield RaggedLaunch(self._gpu_device, part, copies, mesh, part.table)
 
 
 def _is_one_large_collective(program: Program) -> bool:
-    if len(program.equations) != 1 or not program.equations[0].communicates:
+    if len(program.equations) != 1 or not program.equations[0].communicates or is_ragged(program.equations[0]):
         return False
     sizes = program.axis_sizes
     copies = ((atom.type.nbytes, math.prod(sizes[axis] for axis in atom.type.varying)) for atom in program.equations[0].inputs)
@@ -217,7 +229,7 @@ class Launch(CollectiveExecutable):
                 call.source,
             )
         nbytes = sum(max(o.nbytes, o.out_nbytes) for o in call.operands)
-        channels = max(1, min(gpu.max_blocks // ncopies, -(-nbytes // CHANNEL_BYTES)))
+        channels = 1 if call.table is not None else max(1, min(gpu.max_blocks // ncopies, -(-nbytes // CHANNEL_BYTES)))
         self.plan = build_launch_plan(call, groups, channels)
         assert self.plan.max_operands <= MAX_OPERANDS, f"{self.plan.max_operands} operands of one combine"
         self._ncopies, self._lock = ncopies, threading.Lock()
@@ -264,3 +276,33 @@ class Launch(CollectiveExecutable):
         table = gpu.table(self._table, self._addresses)
         gpu.launch(plan.combines, plan.blocks, self._contexts, table, "gpu", plan.waits)
         return tuple(copies if len(copies) > 1 else copies[0] for copies in results)
+
+
+class RaggedLaunch(Launch):
+    """A ragged collective. A call waits for its table of sizes, and uploads the code with the blocks that the table says."""
+
+    def __init__(self, device: VirtualGpuDevice, call: CollectiveCall, copies: CopyGroups, mesh: Mesh, table: Var):
+        super().__init__(device, call, copies)
+        source, _ = call.operands[0].variables
+        self.inputs = source, table
+        self._groups = copies.groups
+        of_devices, tables = copies_of_devices(mesh, source.type.varying), copies_of_devices(mesh, table.type.varying)
+        self._table_of = {tuple([of_devices[d] for d in ranks]): tables[ranks[0]] for ranks in call.groups.ranks}
+        self._has_one_table = max(tables) == 0
+        self._codes = [code.copy() for code in self.plan.codes]
+        self._words = [
+            RaggedWords(code.tolist(), (), collective)
+            for code, collective in zip(self.plan.codes, self.plan.collectives, strict=True)
+        ]
+        self._written = [False] * self._ncopies  # results begin as zeros
+
+    def _launch(self, values: Sequence[Copies]) -> tuple[Copies, ...]:
+        operand, found = values
+        tables = [self.gpu.library.download(table) for table in ([found] if self._has_one_table else found)]
+        for group in self._groups:
+            blocks = self.call.blocks(tables[self._table_of[group]])
+            for copy in group:
+                self._words[copy].write(self._codes[copy], None, blocks)
+        code = np.concatenate(self._codes)
+        self.gpu.upload(self._contexts[-len(code) :], code)
+        return super()._launch((operand,))
