@@ -192,6 +192,33 @@ def steps_tables(data: dict[str, Any]) -> str:
     )
 
 
+def ragged() -> str:
+    """Ragged collectives beside equal ones."""
+    path = ROOT / "benchmarks" / "results" / "ragged.json"
+    return ragged_table(json.loads(path.read_text())) if path.exists() else "Not measured yet."
+
+
+def ragged_table(data: dict[str, Any]) -> str:
+    """The table of one run of benchmarks/calls/ragged.py."""
+    about, rows = data["machine"], []
+    for case in data["cases"]:
+        cells = ["{ratio:.2f}× ({q1:.2f} to {q3:.2f})".format(**case[way]) for way in ("full", "half full", "exact")]
+        rows.append(f"| {case['case']} | {_time(case['equal_us'])} | {' | '.join(cells)} |")
+    return "\n".join(
+        [
+            "| collective, bytes of each rank | equal blocks | ragged: full results | half full results | exact, from NumPy |",
+            "|---|---|---|---|---|",
+            *rows,
+            "",
+            f"Times over that of the equal call: medians (quartiles) of rounds on 2 processes. At most {data['goal']}× was "
+            f"wanted: {len(data['above'])} of {2 * len(data['cases'])} compiled cases miss it. Sizes change from call to call. "
+            "A call with new sizes takes some 20 µs more than the data need, which counts for small arrays. Measured on "
+            f"{about['cpu']}, {about['cores']} cores (load {about['load_before'][0]:.1f} before), Python {about['python']}. "
+            "`python -m benchmarks.calls.ragged` measures it again.",
+        ]
+    )
+
+
 def schedules() -> str:
     """The cost of making schedules."""
     data = _load("schedules")
@@ -608,6 +635,7 @@ TABLES = {
     "speed:language": language,
     "speed:compute": compute,
     "speed:steps": steps,
+    "speed:ragged": ragged,
     "schedules": schedules,
     "speed:host": host,
     "speed:mpi": network,

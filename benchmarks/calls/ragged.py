@@ -75,19 +75,20 @@ def contenders(name: str, rows: int) -> dict[str, Callable[[], Any]]:
     return dict(zip(WAYS, (*calls, in_turn(outside, block, own)), strict=True))
 
 
-def measure() -> list[dict[str, Any]]:
+def measure(sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
     """The rows of the record, on rank 0; all ranks take part."""
     mesh, found = fc.make_mesh({"d": RANKS}), []
     for name in ("all_to_all", "all_gather", "reduce_scatter"):
-        for nbytes in BYTES:
+        for nbytes in sizes:
             calls = contenders(name, nbytes // 16)
             times: dict[str, list[float]] = {way: [] for way in WAYS}
             counts = {way: counted(call, mesh) for way, call in calls.items()}
-            for _ in range(ROUNDS):
+            for _ in range(rounds):
                 for way, call in calls.items():
                     times[way].append(slowest(timed(call, counts[way]), mesh))
             ratios = {way: [a / b for a, b in zip(times[way], times["equal"], strict=True)] for way in WAYS[1:]}
-            row: dict[str, Any] = {"case": f"{name} {nbytes} B", "equal_us": statistics.median(times["equal"]) * 1e6}
+            size = f"{nbytes >> 10} KiB" if nbytes < 1 << 20 else f"{nbytes >> 20} MiB"
+            row: dict[str, Any] = {"case": f"{name} {size}", "equal_us": statistics.median(times["equal"]) * 1e6}
             for way, all_of_them in ratios.items():
                 low, middle, high = statistics.quantiles(all_of_them, n=4)
                 row[way] = {"us": statistics.median(times[way]) * 1e6, "ratio": middle, "q1": low, "q3": high}
@@ -118,19 +119,22 @@ def counted(call: Callable[[], Any], mesh: Any) -> int:
     return max(1, int(TURN_SECONDS / slowest(timed(call, 5), mesh)))
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Start the ranks, or be one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--bytes", type=int, nargs="+", default=BYTES)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.rank:
-        rows = measure()
+        rows = measure(options.bytes, options.rounds)
         if fc.rank() == 0:
             print(json.dumps(rows))
         return
     about = machine()
-    command = [*funccoll_run(RANKS), sys.executable, "-m", "benchmarks.calls.ragged", "--rank"]
+    command = [*funccoll_run(RANKS), sys.executable, "-m", "benchmarks.calls.ragged", "--rank", f"--rounds={options.rounds}"]
+    command += ["--bytes", *map(str, options.bytes)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     rows = json.loads(done.stdout[done.stdout.index("[{") :])
     over = [f"{row['case']}, {way}" for row in rows for way in ("full", "half full") if row[way]["q1"] > GOAL]

@@ -269,6 +269,19 @@ def test_many_small_collectives_are_measured_with_real_processes(tmp_path, monke
     assert all(("mpi, concatenated" in case) == (not without) for case in data["cases"])
 
 
+@pytest.mark.slow
+def test_ragged_collectives_are_measured_with_real_processes(tmp_path, monkeypatch, result_tables):
+    from benchmarks.calls import ragged
+
+    monkeypatch.setattr("benchmarks.measure.refresh", lambda: None)
+    ragged.main(["--rounds", "3", "--bytes", "1024", "65536", "--out", str(tmp_path / "r")])
+    data = json.loads((tmp_path / "r").read_text())
+    names = ("all_to_all", "all_gather", "reduce_scatter")
+    assert [case["case"] for case in data["cases"]] == [f"{name} {n} KiB" for name in names for n in (1, 64)]
+    assert all(case[way]["q1"] <= case[way]["ratio"] <= case[way]["q3"] for case in data["cases"] for way in ragged.WAYS[1:])
+    assert "| all_to_all 64 KiB |" in result_tables["ragged_table"](data)
+
+
 # ---------------------------------------------------------------- processes of several hosts
 
 
