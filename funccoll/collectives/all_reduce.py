@@ -15,11 +15,11 @@ import numpy as np
 from ..core.interpreter import bind
 from ..core.ir import primitive_named
 from ..core.types import ArrayType
-from ..ops.indexing import getitem
 from ..primitives.combining import OPS_OF_COPIES, Shards
 from ..primitives.operand_rules import check_op, communicate, together
 from ..primitives.reductions import product_of_others
 from ..primitives.varying import axis_size, spread
+from .axis_groups import peers
 from .record import AxisGroups, Combine, Lowering, OfCopies, collective, in_axis_order
 
 __all__ = ["all_reduce_p", "gradient_of_reduction", "tangents_of_reduction"]
@@ -46,11 +46,9 @@ def _others(x: Any, axes: tuple[str, ...], size: int, groups: AxisGroups = ()) -
     p = axis_size(axes)
     (gathered,) = communicate("all_gather", x, axes=axes, dim=0, stack=True, size=p)
     if groups:
-        mine = bind(primitive_named("axis_index"), axes=axes)
-        group_of = {place: number for number, group in enumerate(groups) for place in group}
-        peers = getitem(np.array([[group_of[a] == group_of[b] for b in range(p)] for a in range(p)]), mine)
-        gathered = np.where(np.reshape(peers, (p, *(1,) * x.ndim)), gathered, np.ones((), x.dtype))
-        return product_of_others(gathered, 0)[mine]
+        is_peer = np.reshape(peers(groups, axes), (p, *(1,) * x.ndim))
+        others = product_of_others(np.where(is_peer, gathered, np.ones((), x.dtype)), 0)
+        return others[bind(primitive_named("axis_index"), axes=axes)]
     return bind(primitive_named("own_slice"), product_of_others(gathered, 0), axes=axes, dim=0, stack=True, size=p)
 
 

@@ -17,7 +17,7 @@ from ..ops.indexing import getitem
 from ..primitives.varying import axis_index_p, axis_size
 from .record import AxisGroups, are_uneven
 
-__all__ = ["checked_groups", "group_index", "group_sizes", "largest"]
+__all__ = ["checked_groups", "group_index", "group_sizes", "largest", "peers", "ranks_by_position"]
 
 
 def checked_groups(name: str, groups: Any, axes: tuple[str, ...], equal: str = "") -> AxisGroups:
@@ -70,19 +70,30 @@ def largest(groups: AxisGroups, axes: Sequence[str]) -> int:
     return max(map(len, groups)) if groups else axis_size(axes)
 
 
-def _of_device(table: list[int], axes: tuple[str, ...]) -> Any:
+def _of_device(table: np.ndarray, axes: tuple[str, ...]) -> Any:
     """Return this device's entry of a table by positions along the axes: an int32 scalar."""
-    return getitem(np.array(table, np.int32), bind(axis_index_p, axes=axes))
+    return getitem(table, bind(axis_index_p, axes=axes))
 
 
 def group_index(groups: AxisGroups, axes: tuple[str, ...]) -> Any:
     """Return this device's rank in its group."""
-    return _of_device([rank for _, rank in _places(groups)], axes) if groups else bind(axis_index_p, axes=axes)
+    return _of_device(ranks_by_position(groups), axes) if groups else bind(axis_index_p, axes=axes)
 
 
 def group_sizes(groups: AxisGroups, axes: tuple[str, ...]) -> Any:
     """Return the number of ranks of this device's group."""
-    return _of_device([len(groups[group]) for group, _ in _places(groups)], axes)
+    return _of_device(np.array([len(groups[group]) for group, _ in _places(groups)], np.int32), axes)
+
+
+def peers(groups: AxisGroups, axes: tuple[str, ...]) -> Any:
+    """Return, by positions along the axes, True for the devices of this device's group."""
+    numbers = np.array([number for number, _ in _places(groups)], np.int32)
+    return numbers == _of_device(numbers, axes)
+
+
+def ranks_by_position(groups: AxisGroups) -> np.ndarray:
+    """Return each device's rank in its group, by positions along the axes."""
+    return np.array([rank for _, rank in _places(groups)], np.int32)
 
 
 def _places(groups: AxisGroups) -> list[tuple[int, int]]:

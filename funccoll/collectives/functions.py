@@ -33,7 +33,7 @@ from ..ops.registry import as_traceable
 from ..primitives import varying
 from ..primitives.combining import OPS, identity_of
 from ..primitives.operand_rules import check_op
-from ..primitives.varying import axis_index_p, own_slice_p
+from ..primitives.varying import own_slice_p
 from ..tracing.trace import value_type
 from .all_gather import all_gather_p
 from .all_reduce import all_reduce_p
@@ -579,7 +579,9 @@ def scatter(x: Any, axis: Axes, *, root: int = 0, dim: int = 0, groups: Groups =
 
 
 @explains_keywords()
-def inclusive_scan(x: Any, axis: Axes, *, op: str = "sum", reverse: bool = False, algorithm: str | None = None) -> Any:
+def inclusive_scan(
+    x: Any, axis: Axes, *, op: str = "sum", reverse: bool = False, groups: Groups = None, algorithm: str | None = None
+) -> Any:
     """Combine `x` over the devices up to this one, in axis order: MPI's Scan.
 
     Device i gets the reduction of devices 0 to i. Values are combined in axis order, by every algorithm: nothing is commuted.
@@ -594,6 +596,8 @@ def inclusive_scan(x: Any, axis: Axes, *, op: str = "sum", reverse: bool = False
         axis: A mesh axis, or a tuple of axes, whose devices are in order with the first axis outermost.
         op: "sum", "prod", "max", "min", "and", "or" or "xor".
         reverse: True scans from the last device: device i gets the reduction of devices p - 1, p - 2, ... to i.
+        groups: Groups of positions along `axis` that communicate among themselves, of any sizes, such as [[0, 2], [1]]; see
+            above. The order of the scan is that of the ranks of a group.
         algorithm: The name of a schedule, such as "kogge_stone" or "blelloch". None lets the compiler choose.
 
     Returns:
@@ -612,12 +616,15 @@ def inclusive_scan(x: Any, axis: Axes, *, op: str = "sum", reverse: bool = False
         [ 1  3  6 10]
     """
     axes = mesh_axes("inclusive_scan", axis)
+    among = checked_groups("inclusive_scan", groups, axes)
     params = {"op": _op("inclusive_scan", op), "reverse": _flag("inclusive_scan", "reverse", reverse)}
-    return _communicate(inclusive_scan_p, x, axes, algorithm, **params)
+    return _communicate(inclusive_scan_p, x, axes, algorithm, among, **params)
 
 
 @explains_keywords()
-def exclusive_scan(x: Any, axis: Axes, *, op: str = "sum", reverse: bool = False, algorithm: str | None = None) -> Any:
+def exclusive_scan(
+    x: Any, axis: Axes, *, op: str = "sum", reverse: bool = False, groups: Groups = None, algorithm: str | None = None
+) -> Any:
     """Combine `x` over the devices before this one, in axis order: MPI's Exscan.
 
     Device i gets the reduction of devices 0 to i - 1. MPI leaves the first device's result undefined. Here it is the identity
@@ -629,6 +636,8 @@ def exclusive_scan(x: Any, axis: Axes, *, op: str = "sum", reverse: bool = False
         axis: A mesh axis, or a tuple of axes, whose devices are in order with the first axis outermost.
         op: "sum", "prod", "max", "min", "and", "or" or "xor".
         reverse: True scans from the last device: device i gets the reduction of devices p - 1, p - 2, ... to i + 1.
+        groups: Groups of positions along `axis` that communicate among themselves, of any sizes, such as [[0, 2], [1]]; see
+            above. The order of the scan is that of the ranks of a group.
         algorithm: The name of a schedule, such as "kogge_stone" or "blelloch". None lets the compiler choose.
 
     Returns:
@@ -647,11 +656,13 @@ def exclusive_scan(x: Any, axis: Axes, *, op: str = "sum", reverse: bool = False
         [ 0  5  7 10]
     """
     axes = mesh_axes("exclusive_scan", axis)
+    among = checked_groups("exclusive_scan", groups, axes)
     params = {"op": _op("exclusive_scan", op), "reverse": _flag("exclusive_scan", "reverse", reverse)}
-    found = _communicate(exclusive_scan_p, x, axes, algorithm, **params)
+    found = _communicate(exclusive_scan_p, x, axes, algorithm, among, **params)
     if op in ("sum", "or", "xor"):  # the first device has zeros
         return found
-    is_first = bind(axis_index_p, axes=axes) == (varying.axis_size(axes) - 1 if reverse else 0)
+    size = group_sizes(among, axes) if are_uneven(among) else largest(among, axes)
+    is_first = group_index(among, axes) == (size - 1 if reverse else 0)
     return optree.tree_map(lambda y: np.where(is_first, identity_of(op, y.dtype), y), found)
 
 

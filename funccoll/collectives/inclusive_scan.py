@@ -18,7 +18,9 @@ from ..errors import UnsupportedError
 from ..primitives.combining import Shards, fold, identity_of
 from ..primitives.operand_rules import check_op, communicate, together
 from ..primitives.reductions import product_of_others
-from .record import Combine, Lowering, collective
+from ..primitives.varying import axis_size
+from .axis_groups import group_index, peers, ranks_by_position
+from .record import AxisGroups, Combine, Lowering, are_uneven, collective
 
 __all__ = ["gradient_of_scan", "inclusive_scan_p", "prefixes", "require_scan", "tangents_of_scan"]
 
@@ -62,7 +64,8 @@ def gradient_of_scan(
 ) -> list[Any]:
     """The vjp of a scan. That of a sum is the same scan in the other direction.
 
-    For max, min and prod each device gathers all values, weighs them by its cotangent, and a reduce_scatter adds the parts.
+    For max, min and prod each device gathers the values of its group, weighs them by its cotangent, and a reduce_scatter adds
+    the parts. If groups have different sizes, both are among all devices along the axes.
     """
     if op == "sum":
         scan = primitive_named(name)
@@ -71,7 +74,7 @@ def gradient_of_scan(
         None if ct is None else ct * _derivatives(name, x, out, op=op, reverse=reverse, **params)
         for ct, x, out in zip(cts, inputs, outs, strict=True)
     ]
-    along = {"axes": params["axes"], "size": params["size"]}
+    along = _reach(**params)
     added = together(parts, lambda present: communicate("reduce_scatter", *present, **along, dim=0, op="sum"))
     return [None if y is None else np.reshape(y, x.shape) for y, x in zip(added, inputs, strict=True)]
 
@@ -90,17 +93,33 @@ def tangents_of_scan(
     ]
 
 
-def _gathered(x: Any, *, axes: tuple[str, ...], size: int, **_: Any) -> Any:
-    return communicate("all_gather", x, axes=axes, dim=0, stack=True, size=size)[0]
+def _reach(*, axes: tuple[str, ...], size: int, groups: AxisGroups = (), **_: Any) -> dict[str, Any]:
+    """The parameters of collectives that reach all devices of each group: those of the groups if these have one size."""
+    if are_uneven(groups):
+        return {"axes": axes, "size": axis_size(axes)}
+    return {"axes": axes, "size": size} | ({"groups": groups} if groups else {})
 
 
-def _derivatives(name: str, x: Any, out: Any, *, op: str, reverse: bool, **params: Any) -> Any:
-    """The derivatives of this device's result in all devices' values, along a new first dimension."""
-    every, size = _gathered(x, **params), params["size"]
-    place = bind(primitive_named("axis_index"), axes=params["axes"])
-    device = np.reshape(np.arange(size, dtype=np.int32), (size, *(1,) * x.ndim))
+def _gathered(x: Any, **params: Any) -> Any:
+    return communicate("all_gather", x, **_reach(**params), dim=0, stack=True)[0]
+
+
+def _derivatives(
+    name: str, x: Any, out: Any, *, op: str, reverse: bool, axes: tuple[str, ...], groups: AxisGroups = (), **params: Any
+) -> Any:
+    """The derivatives of this device's result in the values that it gathers, along a new first dimension."""
+    every = _gathered(x, axes=axes, groups=groups, **params)
+    p = every.shape[0]
+
+    def along_devices(table: Any) -> Any:
+        return np.reshape(table, (p, *(1,) * x.ndim))
+
+    place = group_index(groups, axes)
+    device = along_devices(ranks_by_position(groups) if are_uneven(groups) else np.arange(p, dtype=np.int32))
     before, after = (place, device) if reverse else (device, place)
     counts = before <= after if name == "inclusive_scan" else before < after
+    if are_uneven(groups):
+        counts &= along_devices(peers(groups, axes))
     if op == "prod":
         others = product_of_others(np.where(counts, every, identity_of(op, x.dtype)), 0)
         return np.where(counts, others, np.zeros((), x.dtype))

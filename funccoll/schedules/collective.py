@@ -66,27 +66,30 @@ def source_in_pairs(collective: Collective, rank: np.ndarray) -> np.ndarray:
 
 
 Span = tuple[np.ndarray, np.ndarray]
-"""Consecutive ranks, for each of some ranks: the first of them, and their number."""
+"""Consecutive places in `Collective.order`, for each of some ranks: the first of them, and their number."""
 
 
 def all_operands(collective: Collective, rank: np.ndarray) -> Span:
-    """Return all ranks, for every rank."""
-    return np.zeros_like(rank), np.full_like(rank, collective.nranks)
+    """Return all ranks of the group of each rank."""
+    return collective.span_of_group(rank)
 
 
 def prefix_with_own(collective: Collective, rank: np.ndarray) -> Span:
     """Return the ranks up to `rank`, in the order of the scan, with itself."""
-    return (rank, collective.nranks - rank) if collective.reverse else (np.zeros_like(rank), rank + 1)
+    first, count = collective.span_of_group(rank)
+    place = collective.places_in_order[rank]
+    return (place, first + count - place) if collective.reverse else (first, place - first + 1)
 
 
 def prefix_before_own(collective: Collective, rank: np.ndarray) -> Span:
     """Return the ranks before `rank`, in the order of the scan."""
-    return (rank + 1, collective.nranks - 1 - rank) if collective.reverse else (np.zeros_like(rank), rank)
+    first, count = prefix_with_own(collective, rank)
+    return first + collective.reverse, count - 1
 
 
 def all_but_first(collective: Collective, rank: np.ndarray) -> np.ndarray:
     """Return True for every rank that has one before it, in the order of the scan."""
-    return rank != (collective.nranks - 1 if collective.reverse else 0)
+    return prefix_before_own(collective, rank)[1] > 0
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ class Kind:
     the others return. Ranks and blocks are arrays.
 
     `operands(collective, rank)` are the ranks whose values a reduction combines on `rank`. In a `prefix` reduction they must be
-    combined in the order of ranks, or in the opposite one with `reverse`: nothing is commuted.
+    combined in the order of ranks, a group's if there are groups, or in the opposite one with `reverse`: nothing is commuted.
     """
 
     name: str
@@ -175,7 +178,7 @@ class Collective:
         channels: The number of channels.
         reverse: True for a scan from the last rank to the first.
         groups: The ranks that communicate among themselves, each in one group, if not all do. The root is then a rank of each
-            group. For collectives with one block on each side, but not for scans. `side_by_side` makes their schedules.
+            group, and scans have its order. For collectives with one block on each side. `side_by_side` makes their schedules.
 
     Example:
         >>> collective = fc.schedules.Collective("all_gather", 4, chunks=2)
@@ -239,6 +242,29 @@ class Collective:
             out[list(group)] = number
         return out
 
+    @cached_property
+    def order(self) -> np.ndarray:
+        """All ranks, group after group, so that those which a reduction combines follow each other."""
+        return np.array([rank for group in self.groups for rank in group]) if self.groups else np.arange(self.nranks)
+
+    @cached_property
+    def places_in_order(self) -> np.ndarray:
+        """The place of each rank in `order`."""
+        return np.argsort(self.order)
+
+    def span_of_group(self, rank: np.ndarray) -> Span:
+        """Return the places in `order` of each rank's group.
+
+        Args:
+            rank: An array of ranks.
+
+        Returns:
+            Two arrays of the same shape: the first place, and the number of ranks.
+        """
+        sizes = np.array([len(group) for group in self.groups] or [self.nranks])
+        number = self.group_numbers[rank]
+        return (np.cumsum(sizes) - sizes)[number], sizes[number]
+
     def group_of(self, rank: int) -> tuple[int, ...]:
         """Return the ranks that communicate with a rank, in their order, itself included.
 
@@ -288,10 +314,20 @@ class Collective:
         found = {int(one) for one in np.broadcast_to(source, blocks.shape)}
         if REDUCTION not in found:
             return tuple(sorted(found))
-        if self.groups:
-            return tuple(sorted(self.group_of(rank)))
+        return tuple(sorted(self.operands_of(rank)))
+
+    def operands_of(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks whose values a reduction combines on a rank, in the order of the ranks of its group, or of the scan.
+
+        Args:
+            rank: A rank.
+
+        Returns:
+            A tuple of ranks, empty if the rank has no output.
+        """
         first, count = self.meaning.operands(self, np.asarray(rank))
-        return tuple(range(int(first), int(first + count)))
+        ranks = self.order[int(first) : int(first + count)]
+        return tuple(ranks[:: -1 if self.reverse else 1].tolist())
 
     @cached_property
     def blocks_of_rows(self) -> np.ndarray:
@@ -356,8 +392,6 @@ class Collective:
             raise ScheduleError(
                 f"{self.kind}: it has blocks for single ranks, or pairs. Build one schedule for each size of group."
             )
-        if self.groups and self.meaning.prefix:  # its operands are ranks in their order, which may not be a group's
-            raise ScheduleError(f"{self.kind} takes no groups. Build one schedule for each size of group.")
         if root and not self.meaning.rooted:
             rooted = ", ".join(k.name for k in KINDS.values() if k.rooted)
             raise ScheduleError(f"{self.kind} has no root, and root={root} was given. Collectives with a root: {rooted}.")

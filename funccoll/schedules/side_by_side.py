@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from .collective import Collective
 from .moves import Batch
 from .schedule import Schedule
 
@@ -23,15 +22,15 @@ def side_by_side(parts: tuple[Schedule, ...], groups: tuple[tuple[int, ...], ...
     Blocks are cut into the least common multiple of the parts' chunks, so that every part finds its chunks as runs of them.
 
     Args:
-        parts: The schedule of each group, of one kind and root, with one channel. Ranks count in the group.
+        parts: The schedule of each group, of one kind, root and direction, with one channel. Ranks count in the group.
         groups: The ranks of each group, in the order of its schedule. Each rank is in one.
 
     Raises:
-        ScheduleError: If the groups are not a partition of the ranks, or the kind is a scan or has blocks for single ranks.
+        ScheduleError: If the groups are not a partition of the ranks, or the kind has blocks for single ranks.
     """
     chunks = math.lcm(*(part.collective.chunks for part in parts))
     first = parts[0].collective
-    collective = Collective(first.kind, sum(map(len, groups)), first.root, chunks=chunks, groups=groups).check()
+    collective = replace(first, nranks=sum(map(len, groups)), chunks=chunks, groups=groups).check()
     factors = [chunks // part.collective.chunks for part in parts]
     scratch = max(part.scratch_chunks * factor for part, factor in zip(parts, factors, strict=True))
     batches = [

@@ -34,12 +34,12 @@ class Expressions:
         self.leaves = collective.nranks * collective.input_chunks
         self.size = self.inherited = self.leaves
         self._parts_of_rows = collective.parts_of_rows
-        self._groups = collective.groups
+        self._groups, self._order, self._places = collective.groups, collective.order, collective.places_in_order
         self._known: dict[Any, int] = {}
         self._blocks: list[np.ndarray] = []  # [new nodes, k] operands of the nodes that one batch made
         self._firsts: list[int] = []  # the number of each block's first node
-        # Most sets of ranks that algorithms build are intervals, modulo p. The others are kept as bits.
-        self._low = np.zeros(64, np.int32)  # first rank, or the row of `_masks`
+        # Most sets of ranks that algorithms build are intervals of the order, modulo p. The others are kept as bits.
+        self._low = np.zeros(64, np.int32)  # place of the first rank in the order, or the row of `_masks`
         self._span = np.zeros(64, np.int32)  # number of ranks, or _BITS
         self._masks = np.zeros((0, -(-self.p // 8)), np.uint8)
         self._label = np.zeros(64, np.int32)
@@ -72,11 +72,12 @@ class Expressions:
         return np.where(node, column[np.where(node, ids - self.leaves, 0)], of_leaf)
 
     def _interval(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (first rank, number of ranks) of each. _BITS ranks mean that the first number is a row of masks."""
-        return self._fact(ids, self._low, ids % self.p), self._fact(ids, self._span, np.ones(ids.shape, np.int32))
+        """Return (place of the first rank, number of ranks) of each. _BITS ranks: the first number is a row of masks."""
+        low = self._fact(ids, self._low, self._places[ids % self.p])
+        return low, self._fact(ids, self._span, np.ones(ids.shape, np.int32))
 
     def _bits(self, low: np.ndarray, span: np.ndarray) -> np.ndarray:
-        """Return the sets of ranks as rows of bits."""
+        """Return the sets of ranks as rows of bits, in the order."""
         rows = span == _BITS
         first, end = np.where(rows, 0, low), np.where(rows, 0, low + span)
         round_the_end = np.where(end > self.p, end - self.p, 0)
@@ -87,13 +88,13 @@ class Expressions:
 
     @cached_property
     def _below(self) -> np.ndarray:
-        """Row i: the bits of the ranks below i."""
+        """Row i: the bits of the first i ranks."""
         return np.packbits(np.tri(self.p + 1, self.p, -1, bool), axis=1)
 
     @cached_property
     def _bits_of_groups(self) -> list[np.ndarray]:
         """The bits of each group's ranks."""
-        return [np.packbits(np.isin(np.arange(self.p), group)) for group in self._groups]
+        return [np.packbits(np.isin(self._order, group)) for group in self._groups]
 
     def complete(self, ids: np.ndarray) -> np.ndarray:
         """Return True for expressions that contain every rank, or every rank of one group and no other."""
@@ -107,7 +108,7 @@ class Expressions:
         return out
 
     def prefixes(self, ids: np.ndarray, first: np.ndarray, count: np.ndarray) -> np.ndarray:
-        """Return True for expressions of `count` ranks from the rank `first` on, combined in the order of a scan."""
+        """Return True for expressions of `count` ranks from the place `first` on, combined in the order of a scan."""
         low, span = self._interval(ids)
         is_there = (low == first) | (span == self.p)  # all ranks are an interval from any of them
         return is_there & (span == count) & self._fact(ids, self._ordered, np.ones(ids.shape, bool))
@@ -119,7 +120,7 @@ class Expressions:
         rows = span == _BITS
         bits: Any = self._masks[low[rows]]
         out[rows] = np.unpackbits(bits, axis=1).argmax(axis=1)
-        return out
+        return self._order[out]
 
     def nranks(self, ids: np.ndarray) -> np.ndarray:
         """Return the number of ranks in each expression."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...errors import ScheduleError, Source
-from ..collective import Collective
 from ..registry import known
 from .expressions import MIXED, Expressions
 from .symbolic import SymbolicExecutor
@@ -98,17 +96,12 @@ class Proof:
 
     def _is_left_fold(self, rank: int, node: int) -> bool:
         collective, p = self.schedule.collective, self.schedule.nranks
-        first, count = (int(x) for x in collective.meaning.operands(collective, np.asarray(rank)))
-        kids = self.nodes.children(node)
-        if collective.groups:
-            kids, group = kids or (node,), collective.group_of(rank)
-            chunk = kids[0] // p
-            return kids == (*sorted(chunk * p + r for r in group[:2]), *(chunk * p + r for r in group[2:]))
-        if count == 1 and not kids:
-            return True
-        wanted = range(first, first + count)
-        chunk = (kids[0] if kids else node) // p
-        return kids == tuple([chunk * p + r for r in (reversed(wanted) if collective.reverse else wanted)])
+        kids = self.nodes.children(node) or (node,)
+        chunk = kids[0] // p
+        wanted = [chunk * p + r for r in collective.operands_of(rank)]
+        if not collective.meaning.prefix:
+            wanted[:2] = sorted(wanted[:2])  # as in every node
+        return kids == tuple(wanted)
 
     @functools.cached_property
     def orders(self) -> tuple[bytes, ...]:
@@ -246,7 +239,7 @@ def _wrong_output(
     if source[first] >= 0:
         expected = f"x{source[first]}[{wanted[first]}]"
     else:
-        shown = [f"x{r}[{wanted[first]}]" for r in _operands(collective, int(rank[first]))]
+        shown = [f"x{r}[{wanted[first]}]" for r in collective.operands_of(int(rank[first]))]
         expected = " + ".join(shown if len(shown) <= 12 else [*shown[:3], "...", shown[-1]])
     more = int(bad.sum()) - 1
     tail = f" (and {more:,} more output chunk{'s are' if more > 1 else ' is'} wrong)" if more else ""
@@ -257,7 +250,7 @@ def _wrong_output(
             "r's input.)",
             _defined_at(collective.kind, name),
         )
-    why, move = _why(executor, held, place, int(wanted[first]), source[first] < 0, collective.group_of(int(rank[first])))
+    why, move = _why(executor, held, place, int(wanted[first]), source[first] < 0)
     batch, _ = executor.batch_of(move)
     return ScheduleError(
         f"{name} does not implement {collective}: {executor.places.place(place)} must hold {expected}, and it holds "
@@ -267,21 +260,13 @@ def _wrong_output(
     )
 
 
-def _operands(collective: Collective, rank: int) -> Sequence[int]:
-    """Return the ranks whose reduction a rank gets, in the order of a scan."""
-    ranks = collective.contributors(rank)
-    return ranks[::-1] if collective.reverse else ranks
-
-
 def _defined_at(kind: str, name: str) -> Source | None:
     """Return the line of an algorithm's definition, for errors that no move causes."""
     return next((a.source for a in known(kind) if a.name == name), None)
 
 
-def _why(
-    executor: SymbolicExecutor, held: int, place: int, wanted: int, reduced: bool, group: Sequence[int]
-) -> tuple[str, int]:
-    """Return a description of what is wrong with an expression of a rank of this group, and the move to blame."""
+def _why(executor: SymbolicExecutor, held: int, place: int, wanted: int, reduced: bool) -> tuple[str, int]:
+    """Return a description of what is wrong with the expression that a place holds, and the move to blame."""
     table = executor.expressions
     last = int(executor.writer[place])
     if not reduced:
@@ -291,12 +276,16 @@ def _why(
     if strange:
         return f"it contains chunk {strange[0]}, and must hold chunk {wanted}", _first_bad(executor, held, last, MIXED)
     doubled = [f"rank {r} counts {_times(n)}" for (r, _), n in sorted(count.items()) if n > 1]
-    collective = executor.collective
-    operands = group if collective.groups else _operands(collective, place % collective.nranks)
-    missing = [r for r in operands if (r, wanted) not in count]
+    collective, rank = executor.collective, place % executor.collective.nranks
+    operands, group = collective.operands_of(rank), collective.group_of(rank)
+    missing = sorted(r for r in operands if (r, wanted) not in count)
     lack = [f"{_ranks(missing)} missing"] if missing else []
     beyond = sorted({r for r, _ in count}.difference(operands))
-    more = [f"{_ranks(beyond)} {'of another group' if collective.groups else 'not in this prefix'}"] if beyond else []
+    reaches = {
+        "not in this prefix": [r for r in beyond if r in group],
+        "of another group": [r for r in beyond if r not in group],
+    }
+    more = [f"{_ranks(ranks)} {where}" for where, ranks in reaches.items() if ranks]
     move = _first_bad(executor, held, last, 0) if doubled else last
     reasons = [*doubled[:4], *(["..."] if len(doubled) > 4 else []), *lack, *more]
     return "; ".join(reasons) or "a scan combines in the order of ranks, and this is another one", move

@@ -54,9 +54,10 @@ def executor(primitive: Primitive, schedule: Schedule) -> Callable[..., Sequence
 
 def _in_groups(primitive: Primitive, schedule: Schedule, shards: Sequence[Any], **params: Any) -> list[Any]:
     """The outputs of all ranks if they communicate in groups, each with a reference of its own."""
-    collective = schedule.collective
+    collective, proof = schedule.collective, schedule.prove()
     outputs: list[Any] = [None] * collective.nranks
-    order = _Order(schedule.prove()) if collective.meaning.combines and not schedule.prove().left_fold else None
+    has_reference_bits = proof.left_fold or (proof.sequential and shards[0].dtype.itemsize != 2)
+    order = _Order(proof) if collective.meaning.combines and not has_reference_bits else None
     for group in collective.groups:
         folds = {"combine": functools.partial(order.combine_in, group)} if order is not None and len(group) > 1 else {}
         made = primitive.reference([shards[rank] for rank in group], **folds, **params)

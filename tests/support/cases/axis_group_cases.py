@@ -11,6 +11,7 @@ import numpy as np
 import funccoll as fc
 from funccoll import P
 from funccoll.job.job_context import transport_of
+from funccoll.primitives.combining import identity_of
 
 Partition = Sequence[Sequence[int]]
 Oracle = Callable[[list[Any], int], Any] | None
@@ -26,6 +27,17 @@ def fold(op: str) -> Callable[[list[Any]], Any]:
         return total / np.asarray(len(xs), total.dtype) if op == "mean" and len(xs) > 1 else total
 
     return folded
+
+
+def scan(name: str, op: str, dtype: Any = np.float32, **options: Any) -> tuple[Callable[[Any, Any, Partition], Any], Oracle]:
+    """A case of a scan: the call, and the left fold of the values before a rank, with its own in an inclusive scan."""
+
+    def oracle(xs: list[Any], i: int) -> Any:
+        own, order = int(name == "inclusive_scan"), -1 if options.get("reverse") else 1
+        values = [x.astype(dtype) for x in xs[::order]][: (i if order == 1 else len(xs) - 1 - i) + own]
+        return fold(op)(values) if values else np.full_like(xs[0], identity_of(op, np.dtype(dtype)), dtype)
+
+    return lambda x, a, g: getattr(fc, name)(x.astype(dtype), a, op=op, groups=g, **options), oracle
 
 
 def _part(x: Any, i: int, p: int, dim: int) -> Any:
@@ -46,6 +58,12 @@ ANY_SIZES: dict[str, tuple[Callable[[Any, Any, Partition], Any], Oracle]] = {
     "reduce": (lambda x, a, g: fc.reduce(x, a, root=min(map(len, g)) - 1, groups=g), None),
     "reduce mean": (lambda x, a, g: fc.reduce(x, a, op="mean", groups=g),
                     lambda xs, i: fold("mean")(xs) if i == 0 else np.zeros_like(xs[0])),
+    "inclusive_scan": scan("inclusive_scan", "sum"),
+    "inclusive_scan max, reverse": scan("inclusive_scan", "max", reverse=True),
+    "inclusive_scan kogge_stone": scan("inclusive_scan", "sum", np.int32, algorithm="kogge_stone"),
+    "exclusive_scan prod": scan("exclusive_scan", "prod"),
+    "exclusive_scan linear, reverse": scan("exclusive_scan", "sum", reverse=True, algorithm="linear"),
+    "exclusive_scan blelloch": scan("exclusive_scan", "max", np.int32, algorithm="blelloch"),
     "axis_index": (lambda x, a, g: fc.axis_index(a, groups=g), lambda xs, i: np.int32(i)),
     "barrier": (lambda x, a, g: (fc.barrier(a, groups=g), 2 * x)[1], lambda xs, i: 2 * xs[i]),
 }  # fmt: skip

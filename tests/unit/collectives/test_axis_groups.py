@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -60,15 +61,20 @@ LINEAR = {
     "reduce_scatter": lambda x, g: fc.reduce_scatter(x, "x", groups=g),
     "reduce_scatter mean": lambda x, g: fc.reduce_scatter(x, "x", dim=1, op="mean", groups=g),
     "all_to_all": lambda x, g: fc.all_to_all(x, "x", split_dim=1, concat_dim=0, groups=g),
+    "inclusive_scan": lambda x, g: fc.inclusive_scan(x, "x", groups=g),
+    "exclusive_scan": lambda x, g: fc.exclusive_scan(x, "x", reverse=True, groups=g),
     "gather": lambda x, g: fc.gather(x, "x", root=1, groups=g),
     "scatter": lambda x, g: fc.scatter(x, "x", root=1, groups=g),
 }
 
 
+OF_ANY_SIZES = ("sum", "mean", "broadcast", "reduce", "reduce mean", "inclusive_scan", "exclusive_scan")
+
+
 @pytest.mark.parametrize("name", LINEAR)
 def test_transposes(name):
     """The sum over devices of <A x, y> is that of <x, A^T y>; a tangent goes through A, too."""
-    for groups in (EVEN, UNEVEN) if name in ("sum", "mean", "broadcast", "reduce", "reduce mean") else (EVEN,):
+    for groups in (EVEN, UNEVEN) if name in OF_ANY_SIZES else (EVEN,):
 
         def both(x, groups=groups):
             y, pull = fc.vjp(lambda x: LINEAR[name](x, groups), x)
@@ -81,29 +87,43 @@ def test_transposes(name):
         assert tangent.max() == 0
 
 
+OPERANDS = {
+    "all_reduce": lambda group, i: group,
+    "reduce": lambda group, i: group if i == 0 else [],
+    "inclusive_scan": lambda group, i: group[: i + 1],
+    "exclusive_scan": lambda group, i: group[:i],
+}
+"""Kind -> the devices whose values rank i of a group gets combined."""
+
+
 @pytest.mark.parametrize("op", ["max", "min", "prod"])
-@pytest.mark.parametrize("kind", ["all_reduce", "reduce"])
-def test_gradients_of_other_reductions(op, kind):
-    """The gradients are those of NumPy's reductions over each group's values, by differences."""
-    options = {"root": 0} if kind == "reduce" else {}
+@pytest.mark.parametrize(
+    ("kind", "groups"), [*[(kind, UNEVEN) for kind in OPERANDS], *[(kind, EVEN) for kind in OPERANDS if "scan" in kind]]
+)
+def test_gradients_of_other_reductions(op, kind, groups):
+    """The gradients and tangents are those of NumPy's reductions over each group's values, by differences."""
     x = X[:, 0, :3]
     weights = np.cos(np.arange(18.0)).reshape(6, 3)
 
     def value(x):
-        total = 0.0
-        for group in UNEVEN:
-            y = getattr(np, op)(x[group], axis=0)
-            total += sum((y * weights[d]).sum() for d in (group[:1] if kind == "reduce" else group))
-        return total
+        found = [(OPERANDS[kind](group, i), device) for group in groups for i, device in enumerate(group)]
+        return sum((getattr(np, op)(x[devices], axis=0) * weights[device]).sum() for devices, device in found if devices)
 
-    def loss(x, w):
-        return np.sum(getattr(fc, kind)(x, "x", op=op, groups=UNEVEN, **options) * w)
+    def result(x):
+        return getattr(fc, kind)(x, "x", op=op, groups=groups)
 
-    found = np.asarray(per_device(MESH, lambda x, w: fc.grad(lambda x: fc.all_reduce(loss(x, w), "x"))(x))(x, weights))
+    def pulled(x, w):
+        return fc.grad(lambda x: fc.all_reduce(np.sum(result(x) * w), "x"))(x)
+
+    def pushed(x, w, t):
+        return np.sum(fc.jvp(result, (x,), (t,))[1] * w)[None]
+
+    found, direction = np.asarray(per_device(MESH, pulled)(x, weights)), np.sin(np.arange(18.0)).reshape(6, 3)
     for place in np.ndindex(x.shape):
         step = np.zeros_like(x)
         step[place] = 1e-6
         assert np.isclose(found[place], (value(x + step) - value(x - step)) / 2e-6, atol=1e-5), place
+    assert np.isclose(np.sum(per_device(MESH, pushed)(x, weights, direction)), np.sum(found * direction))
 
 
 def test_vmap_and_loops():
@@ -113,6 +133,12 @@ def test_vmap_and_loops():
     assert np.array_equal(
         per_device(MESH, each)(X), per_device(MESH, lambda x: fc.all_reduce(x, "x", op="max", groups=UNEVEN))(X)
     )
+
+    def scanned(x, batched):
+        call = lambda row: fc.exclusive_scan(row, "x", op="min", groups=UNEVEN)
+        return (fc.vmap(call) if batched else call)(x)
+
+    assert np.array_equal(*[per_device(MESH, lambda x, b=b: scanned(x, b))(X) for b in (False, True)])
 
     def loop(x):
         return fc.scan(lambda c, _: (fc.all_reduce(c, "x", op="mean", groups=EVEN), None), x, None, length=3)[0]
@@ -152,6 +178,7 @@ def test_types():
 
     def body(x, same):
         seen["sum"] = fc.all_reduce(x, "x", groups=EVEN).varying
+        seen["scan"] = fc.inclusive_scan(x, "x", groups=UNEVEN).varying
         seen["copies"] = [fc.all_reduce(same, "x", op="mean", groups=g).varying for g in (EVEN, UNEVEN)]
         seen["broadcast"] = fc.broadcast(same, "x", groups=EVEN).varying
         seen["pvaried"] = fc.all_to_all(same, "x", split_dim=0, concat_dim=0, groups=EVEN).varying
@@ -159,7 +186,7 @@ def test_types():
 
     fc.jit(body, mesh=MESH, in_specs=(P("x"), P()), out_specs=P("x"))(X, X)
     none, x = frozenset(), frozenset("x")
-    assert seen == {"sum": x, "copies": [none, none], "broadcast": none, "pvaried": x}
+    assert seen == {"sum": x, "scan": x, "copies": [none, none], "broadcast": none, "pvaried": x}
 
 
 def test_proofs_cover_all_groups():
@@ -182,16 +209,59 @@ def test_proofs_cover_all_groups():
         schedule.to_json()
 
 
-@pytest.mark.parametrize("kind", ["inclusive_scan", "exclusive_scan"])
-def test_scans_take_no_groups(kind):
-    """A scan along the axis is not that of a group in another order, and no proof says so."""
-    schedule = fc.schedules.build(kind, 2)
-    words = f"{kind} takes no groups"
-    with pytest.raises(ScheduleError, match=words):
-        replace(schedule, collective=replace(schedule.collective, groups=((1, 0),))).prove()
-    with pytest.raises(ScheduleError, match=words):
-        side_by_side((fc.schedules.build(kind, 1), schedule), ((0,), (2, 1)))
-    wrong(TypeError, lambda: run(lambda x: getattr(fc, kind)(x, "data", groups=[[0, 1], [2, 3]])), "groups")
+SCANS = ("inclusive_scan", "exclusive_scan")
+
+
+@pytest.mark.parametrize("kind", SCANS)
+def test_proofs_of_scans_have_the_order_of_each_group(kind):
+    for name in fc.schedules.algorithms(kind):
+        for reverse in (False, True):
+            parts = tuple(fc.schedules.build(kind, len(group), name, reverse=reverse) for group in UNEVEN)
+            schedule = side_by_side(parts, tuple(map(tuple, UNEVEN)))
+            schedule.streams().verify()
+            schedule.messages().verify()
+            proof, order = schedule.prove(), -1 if reverse else 1
+            found = {int(rank): [r for r, _ in proof.nodes.contributions(int(node))] for rank, _, node in zip(*proof.outputs)}
+            wanted = {}
+            for group in UNEVEN:
+                ranks = group[::order]
+                wanted |= {rank: ranks[: i + (kind == "inclusive_scan")] for i, rank in enumerate(ranks)}
+            assert found == {rank: ranks for rank, ranks in wanted.items() if ranks}
+            assert {rank: list(schedule.collective.operands_of(rank)) for rank in range(6)} == wanted
+            for groups in (((0, 3, 5), (1,), (4, 2)), ((3, 0, 2), (1,), (4, 5))):  # another order, other members
+                with pytest.raises(ScheduleError, match=r"must hold|does not have"):
+                    replace(schedule, collective=replace(schedule.collective, groups=groups)).prove()
+
+
+@pytest.mark.parametrize(
+    ("operands", "words"),
+    [
+        ([0, 1], "must hold x1[0] + x0[0], and it holds x0[0] + x1[0]: a scan combines in the order of ranks"),
+        ([1, 0, 2], "rank 2 is of another group"),
+        ([0], "rank 1 is missing"),
+    ],
+)
+def test_wrong_scans_of_a_group(operands, words):
+    collective = Collective("inclusive_scan", 3, groups=((1, 0), (2,)))
+    right = [Move((np.array([1, 2]), "output", 0), (np.array([1, 2]), "input", 0))]
+    moves = [*right, Move((0, "output", 0), [(rank, "input", 0) for rank in operands])]
+    batches = [encode(move, collective, 0, None) for move in moves]
+    schedule = Schedule(collective, "mine", tuple(batch for batch in batches if batch is not None))
+    with pytest.raises(ScheduleError, match=re.escape(words)):
+        schedule.prove()
+
+
+@pytest.mark.parametrize("kind", SCANS)
+def test_a_group_has_the_bits_of_a_mesh_of_its_size(kind):
+    """By every algorithm, of a dtype that rounds each partial result."""
+    x = np.random.default_rng(1).normal(size=(6, 40)).astype(np.float16)
+    for groups in (UNEVEN, EVEN):
+        for name in fc.schedules.algorithms(kind):
+            call = lambda x, axis, among, name=name: getattr(fc, kind)(x, axis, groups=among, algorithm=name)
+            found = np.asarray(per_device(MESH, lambda x: call(x, "x", groups))(x))
+            for group in groups:
+                alone = per_device(fc.make_mesh({"d": len(group)}), lambda x: call(x, "d", None))(x[group])
+                assert found[group].tobytes() == np.asarray(alone).tobytes(), (name, group)
 
 
 def test_a_sum_of_another_group_is_wrong():
