@@ -24,7 +24,8 @@ TOPICS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "collectives": (
         "Collectives", "Pure functions over mesh axes, called in a function that `fc.jit` traces.",
         ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "broadcast", "reduce", "gather", "scatter",
-         "inclusive_scan", "exclusive_scan", "barrier", "axis_index", "axis_size", "own_slice", "pvary", ".ragged"),
+         "inclusive_scan", "exclusive_scan", "arg_reduce", "barrier", "axis_index", "axis_size", "own_slice", "pvary",
+         ".ragged"),
     ),
     "transformations": (
         "Transformations", "Functions of functions: compiled, differentiated, batched.",

@@ -60,6 +60,8 @@ _ELSEWHERE = {
     "Gather": "fc.gather(x, axis, root=...)",
     "Scatter": "fc.scatter(x, axis, root=...)",
     "Scan": "fc.inclusive_scan(x, axis)",
+    "MAXLOC": "fc.arg_reduce(x, axis)",
+    "MINLOC": 'fc.arg_reduce(x, axis, op="min")',
     "Exscan": "fc.exclusive_scan(x, axis)",
     "exscan": "fc.exclusive_scan(x, axis)",
     "Send": "fc.permute(x, axis, pairs=[(source, destination), ...])",

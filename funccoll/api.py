@@ -10,6 +10,7 @@ from .collectives.functions import (
     all_gather,
     all_reduce,
     all_to_all,
+    arg_reduce,
     axis_index,
     axis_size,
     barrier,
@@ -75,8 +76,8 @@ __all__ = [
     "vmap", "jvp", "linearize", "jacfwd", "jacrev", "hessian", "eval_shape",
     "data_parallel", "DataParallel", "uneven_batches", "at", "full", "top_k", "unique", "supported_functions",
     # collectives
-    "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size", "barrier", "broadcast", "exclusive_scan", "gather",
-    "inclusive_scan", "own_slice", "permute", "pvary", "reduce", "reduce_scatter", "scatter",
+    "all_gather", "all_reduce", "all_to_all", "arg_reduce", "axis_index", "axis_size", "barrier", "broadcast", "exclusive_scan",
+    "gather", "inclusive_scan", "own_slice", "permute", "pvary", "reduce", "reduce_scatter", "scatter",
     # modules and errors
     "comm_hooks", "debug", "draw", "linalg", "nn", "optim", "ragged", "random", "schedules", "special", "tree", "errors",
     "FunccollError", "PlannedError", "PlannedNameError", "DTypePromotionWarning", "GlobalRandomWarning",

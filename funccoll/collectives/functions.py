@@ -32,12 +32,14 @@ from ..errors import MeshError, ScheduleError, ShapeError, TraceError, Unsupport
 from ..ops.registry import as_traceable
 from ..primitives import varying
 from ..primitives.combining import OPS, identity_of
+from ..primitives.elementwise import stop_gradient_p
 from ..primitives.operand_rules import check_op
 from ..primitives.varying import own_slice_p
 from ..tracing.trace import value_type
 from .all_gather import all_gather_p
 from .all_reduce import all_reduce_p
 from .all_to_all import all_to_all_p
+from .arg_reduce import holds, winner_p
 from .axis_groups import checked_groups, group_index, group_sizes, largest
 from .barrier import barrier_p
 from .broadcast import broadcast_p
@@ -54,6 +56,7 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "all_to_all",
+    "arg_reduce",
     "axis_index",
     "axis_size",
     "barrier",
@@ -664,6 +667,62 @@ def exclusive_scan(
     size = group_sizes(among, axes) if are_uneven(among) else largest(among, axes)
     is_first = group_index(among, axes) == (size - 1 if reverse else 0)
     return optree.tree_map(lambda y: np.where(is_first, identity_of(op, y.dtype), y), found)
+
+
+@explains_keywords()
+def arg_reduce(x: Any, axis: Axes, *, op: str = "max", groups: Groups = None, algorithm: str | None = None) -> tuple[Any, Any]:
+    """Find the largest or smallest `x` over all devices along `axis`, and which device has it: MPI's MAXLOC and MINLOC.
+
+    Each element is compared on its own. The lowest position wins a tie. As in `all_reduce`, NaN wins and -0 < +0; of several
+    NaNs the lowest position is returned. The values have the bits of `all_reduce`.
+
+    It is two all_reduces in a row, of `x` and of positions (4 bytes an element). An `x` that does not vary over `axis` is its
+    own extremum, at position 0, and nothing is sent.
+
+    The gradient gives the value's cotangent to the device at the position alone. `all_reduce` shares it in a tie.
+
+    Args:
+        x: An array or a pytree of arrays, of any shape.
+        axis: A mesh axis, or a tuple of axes, whose positions are counted with the first axis outermost.
+        op: "max" or "min".
+        groups: Groups of positions along `axis` that communicate among themselves, of any sizes, such as [[0, 2], [1]]; see
+            above. Positions are then ranks in the group.
+        algorithm: The name of a schedule of `all_reduce`, for both. None lets the compiler choose.
+
+    Returns:
+        Two pytrees like `x`: the values, and int32 positions along `axis`. Neither varies over `axis`.
+
+    Raises:
+        DTypeError: If `x` is complex.
+        UnsupportedError: If `op` is not "max" or "min".
+        MeshError: If the mesh has no such axis.
+
+    Example:
+        >>> mesh = fc.make_mesh({"data": 4})
+        >>> fn = fc.jit(lambda x: fc.arg_reduce(x[0], "data"), mesh=mesh, in_specs=P("data"), out_specs=P())
+        >>> largest, position = fn(np.array([[3, 1], [5, 1], [5, 0], [2, 1]]))
+        >>> print(largest, position)
+        [5 1] [1 0]
+    """
+    axes = mesh_axes("arg_reduce", axis)
+    among = checked_groups("arg_reduce", groups, axes)
+    if op not in ("max", "min"):
+        raise UnsupportedError(f'arg_reduce: op={op!r:.60} must be "max" or "min".')
+    leaves, rebuild = _leaves("arg_reduce", x)
+    for leaf in leaves:
+        check_op("arg_reduce", value_type(leaf), op)
+    extrema, positions = list(leaves), [np.zeros(np.shape(leaf), np.int32) for leaf in leaves]
+    differs = [i for i, leaf in enumerate(leaves) if not value_type(leaf).varying.isdisjoint(axes)]
+    xs = [_pvaried(leaves[i], axes) for i in differs]
+    constants = [bind(stop_gradient_p, leaf) for leaf in xs]
+    found = _communicate(all_reduce_p, constants, axes, algorithm, among, op=op)
+    rank, nowhere = group_index(among, axes), identity_of("min", np.dtype(np.int32))
+    held = [np.where(holds(c, y), rank, nowhere) for c, y in zip(constants, found, strict=True)]
+    first = _communicate(all_reduce_p, held, axes, algorithm, among, op="min")
+    along = {"axes": axes, "size": largest(among, axes), "groups": among}
+    for i, leaf, extremum, position in zip(differs, xs, found, first, strict=True):
+        extrema[i], positions[i] = bind(winner_p, extremum, leaf, position == rank, **along), position
+    return rebuild(extrema), rebuild(positions)
 
 
 @explains_keywords()

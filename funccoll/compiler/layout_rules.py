@@ -25,6 +25,7 @@ from ..collectives import (
     reduce_scatter_p,
 )
 from ..collectives import scatter_p as scatter_from_root_p
+from ..collectives.arg_reduce import winner_p
 from ..core.ir import Equation, Primitive
 from ..core.types import ArrayType
 from ..errors import Source
@@ -372,7 +373,9 @@ RULES: dict[Primitive, Rule] = {
     scatter_p: _scatter,
     accumulate_p: _accumulate,
     optimizer_step_p: _optimizer_step,
-    **dict.fromkeys([pvary_p, permute_p, grad_hook_p, optimization_barrier_p, checkpoint_name_p, snapshot_p], _identities),
+    **dict.fromkeys(
+        [pvary_p, permute_p, grad_hook_p, optimization_barrier_p, checkpoint_name_p, winner_p, snapshot_p], _identities
+    ),
     **dict.fromkeys([all_reduce_p, broadcast_p], _equal),
     all_gather_p: _gathered,
     **dict.fromkeys(RAGGED, _ragged),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...collectives.arg_reduce import winner_p
 from ...core.ir import Atom, Equation, Program, Var
 from ...primitives.elementwise import stop_gradient_p
 from ...primitives.higher_order import checkpoint_name_p, checkpoint_p, custom_vjp_p, grad_hook_p
@@ -14,15 +15,15 @@ __all__ = ["inline", "with_arguments"]
 def inline(program: Program) -> Program:
     """Replace higher primitives by plain equations.
 
-    custom_vjp and checkpoint become their functions, and grad_hook one pvary for each operand. stop_gradient and
-    checkpoint_name become their operand.
+    custom_vjp and checkpoint become their functions, and grad_hook one pvary for each operand. stop_gradient, checkpoint_name
+    and winner become their first operand.
     """
     env: dict[Var, Atom] = {}
     out: list[Equation] = []
     extra: list = []
     for eqn in program.equations:
         eqn = substitute(eqn, env)
-        if eqn.primitive in (stop_gradient_p, checkpoint_name_p):
+        if eqn.primitive in (stop_gradient_p, checkpoint_name_p, winner_p):
             env[eqn.outputs[0]] = eqn.inputs[0]
         elif eqn.primitive is grad_hook_p:
             axes = tuple(a for a in program.axis_sizes if a in eqn.params["axes"])

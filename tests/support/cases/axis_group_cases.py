@@ -40,6 +40,11 @@ def scan(name: str, op: str, dtype: Any = np.float32, **options: Any) -> tuple[C
     return lambda x, a, g: getattr(fc, name)(x.astype(dtype), a, op=op, groups=g, **options), oracle
 
 
+def stacked(value: Any, position: Any) -> Any:
+    """Both results of arg_reduce as one array."""
+    return np.stack([value, position.astype(value.dtype)])
+
+
 def _part(x: Any, i: int, p: int, dim: int) -> Any:
     return np.split(x, p, axis=dim)[i]
 
@@ -64,6 +69,8 @@ ANY_SIZES: dict[str, tuple[Callable[[Any, Any, Partition], Any], Oracle]] = {
     "exclusive_scan prod": scan("exclusive_scan", "prod"),
     "exclusive_scan linear, reverse": scan("exclusive_scan", "sum", reverse=True, algorithm="linear"),
     "exclusive_scan blelloch": scan("exclusive_scan", "max", np.int32, algorithm="blelloch"),
+    "arg_reduce min": (lambda x, a, g: stacked(*fc.arg_reduce(np.floor(x), a, op="min", groups=g)),
+                       lambda xs, i: stacked(np.min(np.floor(xs), axis=0), np.argmin(np.floor(xs), axis=0))),
     "axis_index": (lambda x, a, g: fc.axis_index(a, groups=g), lambda xs, i: np.int32(i)),
     "barrier": (lambda x, a, g: (fc.barrier(a, groups=g), 2 * x)[1], lambda xs, i: 2 * xs[i]),
 }  # fmt: skip

@@ -57,6 +57,7 @@ RULES_ELSEWHERE = {
     "pure_callback": "transforms/callbacks.py: a loop, and no derivative; tested in test_callbacks.py",
     "optimization_barrier": "made by checkpoints alone; tested in test_rematerialization.py",
     "shard_map_call": "compiler/program_calls.py; vmap and jvp refuse the call; tested in test_shard_map_gradients.py",
+    "winner": "collectives/arg_reduce.py: its operands belong together; tested in test_arg_reduce.py",
     "grad_hook": "tracing/batched_evaluation.py stages its hook; tested in test_custom_vmap.py",
 }
 SCIPY = {name for name in _PRIMITIVES if name.startswith("scipy.")}
