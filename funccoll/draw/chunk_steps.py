@@ -53,7 +53,7 @@ def chunk_table(schedule: Schedule, *, theme: str | None = None) -> Drawing:
         <Drawing: all_gather on 4 ranks: ring, 3 rounds, 1 chunk per block; .save("drawing.svg") writes it>
     """
     check_schedule(schedule, "chunk_table")
-    ranks = Lanes(schedule.nranks, 1) if schedule.nranks <= _CELLS else Lanes.of(schedule.nranks, _CELLS)
+    ranks = Lanes.of_ranks(schedule.collective, _CELLS, _CELLS)
     n = schedule.collective.output_chunks
     chunks = Lanes(n, 1) if n <= _CELLS else Lanes.of(n, _CELLS)
     steps = shown_steps(schedule.nrounds + 1, _STEPS if ranks.each == chunks.each == 1 else _FEW)
@@ -69,7 +69,7 @@ def chunk_table(schedule: Schedule, *, theme: str | None = None) -> Drawing:
     if table.error:
         notes.append(f"The schedule is wrong: {table.error}")
     notes.append(table.meaning())
-    legend = (LegendEntry("nothing yet", "band"), *table.legend())
+    legend = (LegendEntry("nothing yet", "band"), *table.legend(), *ranks.legend())
     columns = 4 if len(chunks) <= 8 else 2
     shown = shown_steps(len(panels), _SHOWN if columns == 4 else 6)
     return Drawing(
@@ -80,7 +80,8 @@ def chunk_table(schedule: Schedule, *, theme: str | None = None) -> Drawing:
 def _panel(cells: Cells, ranks: Lanes, chunks: Lanes, title: str) -> Panel:
     pitch = 0.4 if len(chunks) <= 8 else 0.31
     x = Axis(-0.5, len(chunks) - 0.5, "output chunk" if chunks.each == 1 else "output chunks", chunks.axis().ticks)
-    return Panel(x, ranks.axis(), (cells,), max(0.5, pitch * len(chunks)), max(0.5, 0.27 * len(ranks)), title)
+    marks = (cells, *ranks.borders(x.lower, x.upper))
+    return Panel(x, ranks.axis(), marks, max(0.5, pitch * len(chunks)), max(0.5, 0.27 * len(ranks)), title)
 
 
 class _Counts:
@@ -151,7 +152,7 @@ class _ChunkContents:
         fraction = self._fraction(held, table.labels(ids), table.nranks(ids))
         values: list[list[float | None]] = []
         text, hover = [], []
-        for rank in range(self.p):
+        for rank in self.ranks.order:
             own = (self.required[rank] >= 0).tolist()
             cells = list(zip(held[rank].tolist(), fraction[rank].tolist(), own, strict=True))
             values.append([None if not o else 0.0 if h < 0 else max(0.12, f) for h, f, o in cells])
@@ -176,7 +177,7 @@ class _ChunkContents:
         own = self.required >= 0
         shape = len(self.ranks), len(self.chunks)
         total, count = np.zeros(shape), np.zeros(shape)
-        i = np.arange(fraction.shape[0])[:, None] // self.ranks.each
+        i = self.ranks.lane_of[:, None]
         j = np.arange(fraction.shape[1])[None, :] // self.chunks.each
         np.add.at(total, (np.broadcast_to(i, fraction.shape), np.broadcast_to(j, fraction.shape)), fraction * own)
         np.add.at(count, (np.broadcast_to(i, fraction.shape), np.broadcast_to(j, fraction.shape)), own)
@@ -196,11 +197,16 @@ class _ChunkContents:
         table = self.executor.expressions
         full = table.text(node)
         leaves = table.contributions(node, 4 * self.p)
-        ranks = sorted({rank for rank, _ in leaves})
+        found = {rank for rank, _ in leaves}
         if not self.reduces:
             rank, label = leaves[0]
             return data_name(self.collective, rank, label), full
-        return ("all" if len(ranks) == self.p and self.p > 1 else _short(ranks, self.p)), full
+        group = self.collective.group_of(leaves[0][0])
+        if found == {*group} and len(group) > 1:
+            return "all", full
+        if self.collective.groups:
+            return _or_count([str(rank) for rank in self.ranks.order if rank in found], len(found)), full
+        return _short(sorted(found), self.p), full
 
     def meaning(self) -> str:
         """Return the sentence about what cells show."""
@@ -208,8 +214,12 @@ class _ChunkContents:
             return "A cell shows the part of the required contributions that its chunks hold, by their number."
         if self.reduces:
             over = f" {self.p - 2}–0 are {self.p - 2}, {self.p - 1} and 0." if self.p > 2 else ""
+            if self.collective.meaning.prefix:  # its ranks follow each other
+                over = ""
+            if self.collective.groups:
+                over = ' "all" are those of the rank\'s group.'
             return f"A cell names the ranks whose contributions are in the chunk; the darker, the more of them.{over}"
-        from_root = self.collective.kind in ("broadcast", "scatter")
+        from_root = self.collective.kind in ("broadcast", "scatter") and not self.collective.groups
         what = "the part of the root's data that the chunk holds" if from_root else "the rank whose data the chunk holds"
         return f"A cell names {what}; it is pale while that is not its own."
 
@@ -220,7 +230,7 @@ class _ChunkContents:
         return LegendEntry("something else", f"s{_OTHER}"), LegendEntry("its own", "s1.0000")
 
 
-def _short(ranks: list[int], p: int, most: int = 5) -> str:
+def _short(ranks: list[int], p: int) -> str:
     """Return ranks as runs, such as 0–2,5 or, continuing at 0, 6–1 of 8. If that is long, return their number."""
     runs: list[list[int]] = []
     for rank in ranks:
@@ -230,5 +240,10 @@ def _short(ranks: list[int], p: int, most: int = 5) -> str:
             runs.append([rank])
     if len(runs) > 1 and runs[0][0] == 0 and runs[-1][-1] == p - 1:
         runs[0] = runs.pop() + runs[0]
-    text = ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}–{r[-1]}" for r in runs)
-    return text if len(text) <= most else f"{len(ranks)}×"
+    return _or_count([str(r[0]) if len(r) == 1 else f"{r[0]}–{r[-1]}" for r in runs], len(ranks))
+
+
+def _or_count(names: list[str], count: int, most: int = 5) -> str:
+    """Return names with commas, or the number of ranks if that is long."""
+    text = ",".join(names)
+    return text if len(text) <= most else f"{count}×"

@@ -40,12 +40,11 @@ def link_matrix(schedule: Schedule, nbytes: int | None = None, *, theme: str | N
         <Drawing: all_gather on 4 ranks: ring, 3 rounds, 1 chunk per block, 1,024 bytes; .save("drawing.svg") writes it>
     """
     check_schedule(schedule, "link_matrix")
-    p = schedule.nranks
     size = None if nbytes is None else chunk_bytes(schedule.collective, nbytes)
-    lanes = Lanes.of(p, _LANES) if p > _RANKS else Lanes(p, 1)
+    lanes = Lanes.of_ranks(schedule.collective, _RANKS, _LANES)
     chunks = np.zeros((len(lanes), len(lanes)), np.int64)
     for _, _, source, destination, count in columns_between(schedule):
-        np.add.at(chunks, (source // lanes.each, destination // lanes.each), count)
+        np.add.at(chunks, (lanes.lane_of[source], lanes.lane_of[destination]), count)
     amounts = chunks if size is None else chunks * size
     most = float(amounts.max(initial=0))
     texts = [[_amount(a, size is not None) if a else "" for a in row] for row in amounts.tolist()]
@@ -60,7 +59,9 @@ def link_matrix(schedule: Schedule, nbytes: int | None = None, *, theme: str | N
     y = lanes.axis("from rank")
     x = Axis(-0.5, len(lanes) - 0.5, "to rank" if lanes.each == 1 else "to ranks", y.ticks)
     side = max(1.1, pitch * len(lanes))
-    panel = Panel(x, y, (Cells(values, texts, hover),) if most else (), side, max(0.9, side * 0.8))
+    edges = -0.5, len(lanes) - 0.5
+    marks = (Cells(values, texts, hover), *lanes.borders(*edges), *lanes.borders(*edges, upright=True)) if most else ()
+    panel = Panel(x, y, marks, side, max(0.9, side * 0.8))
     unit = "chunks" if size is None else "bytes"
     notes = [lanes.note()] if lanes.each > 1 else []
     if most:
@@ -70,6 +71,7 @@ def link_matrix(schedule: Schedule, nbytes: int | None = None, *, theme: str | N
         notes.append("Nothing moves between ranks." if chunks.sum() == 0 else "No bytes move between ranks.")
     title = schedule_title(schedule) if nbytes is None else f"{schedule_title(schedule)}, {bytes_text(nbytes)} bytes"
     legend = (LegendEntry("nothing", "band"), LegendEntry("little", "s0.1200"), LegendEntry("most", "s1.0000")) if most else ()
+    legend += lanes.legend() if most else ()
     return Drawing(Scene(title, (panel,), tuple(notes), legend), theme)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
 
@@ -16,6 +17,10 @@ from ..schedules.runs import expand
 from ..schedules.schedule import Schedule
 
 __all__ = ["MovedData", "Transfer", "check_schedule", "columns_between", "data_name", "schedule_title", "transfers"]
+
+
+_LONG = 90
+"""The most characters of a collective in a title."""
 
 
 class Transfer(NamedTuple):
@@ -54,10 +59,12 @@ def check_schedule(schedule: Schedule, drawing: str) -> None:
 
 
 def schedule_title(schedule: Schedule) -> str:
-    """Return the collective, the algorithm and the sizes."""
-    rounds, parts = schedule.nrounds, schedule.collective.parts
+    """Return the collective, the algorithm and the sizes. Many groups are only counted."""
+    rounds, parts, what = schedule.nrounds, schedule.collective.parts, str(schedule.collective)
+    if len(what) > _LONG and schedule.collective.groups:
+        what = f"{replace(schedule.collective, groups=())} in {len(schedule.collective.groups)} groups"
     return (
-        f"{schedule.collective}: {schedule.algorithm}, {rounds} round{'s' if rounds != 1 else ''}, "
+        f"{what}: {schedule.algorithm}, {rounds} round{'s' if rounds != 1 else ''}, "
         f"{parts} chunk{'s' if parts != 1 else ''} per block"
     )
 
@@ -128,10 +135,10 @@ def columns_between(schedule: Schedule) -> Iterator[tuple[int, int, np.ndarray, 
 def data_name(collective: Collective, rank: int, label: int) -> str:
     """Return the name of a chunk of one rank's input: the rank, and its destination block.
 
-    A root's data have only the chunk.
+    A root's data have only the chunk, but each group has a root of its own.
     """
     block, part = int(collective.blocks_of_rows[label]), int(collective.parts_of_rows[label])
-    if collective.meaning.rooted and collective.kind != "gather":
+    if collective.meaning.rooted and collective.kind != "gather" and not collective.groups:
         return str(label)
     name = f"{rank}→{block}" if collective.input_blocks > 1 else str(rank)
     return f"{name}.{part}" if collective.parts > 1 else name
@@ -148,7 +155,8 @@ class _DataNames:
         self.collective = schedule.collective
         self.places = schedule.places
         meaning = self.collective.meaning
-        self.by_rank = (not meaning.reduces and not meaning.rooted) or self.collective.kind == "gather"
+        one_root = meaning.rooted and not self.collective.groups
+        self.by_rank = (not meaning.reduces and not one_root) or self.collective.kind == "gather"
         self.p = schedule.nranks
 
     def of(self, code: int, holds: np.ndarray | None, executor: SymbolicExecutor | None) -> tuple[int, int, str]:

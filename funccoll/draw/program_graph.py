@@ -22,6 +22,8 @@ _EQUATIONS, _WIDE = 48, 11.5
 """The most equations that are drawn one by one, and the widest graph of them, in inches."""
 _BANDS = 16
 """The most depths that are drawn one by one in the summary form."""
+_LONG = 48
+"""The most characters of groups in a box."""
 _COLOURS = {
     "collective": "c1",
     "effect": "c1",
@@ -128,10 +130,17 @@ def _text(eqn: Equation) -> str:
     if eqn.primitive.communicates:
         op = eqn.params.get("op")
         head += f" {op}" if isinstance(op, str) else ""
-        head += f" over {', '.join(eqn.axes())}" if eqn.axes() else ""
-        head += f" in {shown_groups(eqn.params['groups'])}" if "groups" in eqn.params else ""
+        head += f" {_over(eqn)}" if eqn.axes() else ""
     more = f" (+{len(eqn.outputs) - 1})" if len(eqn.outputs) > 1 else ""
     return f"{head}\n{eqn.outputs[0].type}{more}" if eqn.outputs else head
+
+
+def _over(eqn: Equation) -> str:
+    """Return the axes of a collective, and its groups along them; many groups are only counted."""
+    groups = eqn.params.get("groups", ())
+    shown = shown_groups(groups)
+    among = f" in {shown if len(shown) <= _LONG else f'{len(groups)} groups'}" if groups else ""
+    return f"over {', '.join(eqn.axes())}{among}"
 
 
 def _hover(eqn: Equation, program: Program) -> str:
@@ -166,7 +175,7 @@ def _summary(program: Program) -> tuple[list[_GraphNode], str]:
     reads: defaultdict[Any, set[Any]] = defaultdict(set)
     runs = _runs(program, [d // every for d in at])
     for eqn, d, run in zip(program.equations, at, runs, strict=True):
-        what = (eqn.primitive.name, eqn.axes()) if eqn.primitive.communicates and every == 1 else ("", ())
+        what = (eqn.primitive.name, _over(eqn)) if eqn.primitive.communicates and every == 1 else ("", "")
         key = (d // every, bool(what[0]), *what, 0 if what[0] else run)
         groups[key].append(eqn)
         reads[key] |= {key_of[a] for a in eqn.inputs if isinstance(a, Var)} - {key}
@@ -212,7 +221,7 @@ def _group(eqns: Sequence[Equation], key: Any, every: int) -> _GraphNode:
     hover += f"\n… and {len(lines) - 6} more lines" if len(lines) > 6 else ""
     if key[1]:
         nbytes = sum(a.type.nbytes for e in eqns for a in e.inputs)
-        return _GraphNode(f"{len(eqns)} × {key[2]} over {', '.join(key[3])}\n{size_text(nbytes)} a device", hover, "collective")
+        return _GraphNode(f"{len(eqns)} × {key[2]} {key[3]}\n{size_text(nbytes)} a device", hover, "collective")
     head, scopes = _plural(len(eqns), "equation"), {_scope(e) for e in eqns}
     scope = scopes.pop() if len(scopes) == 1 else ""
     head = f"{scope}: {head}" if scope else head
@@ -255,20 +264,20 @@ def _scene(title: str, notes: Sequence[str], nodes: Sequence[_GraphNode], layout
         top = y * _PITCH
         fill = scopes.get(n.scope, "band") if n.kind in _COMPUTE else _COLOURS.get(n.kind, "band")
         boxes.append((x - wide / 2, x + wide / 2, top - _TALL / 2, top + _TALL / 2, fill, n.hover, n.text))
-    path_x: list[float] = []
-    path_y: list[float] = []
+    paths: dict[str, tuple[list[float], list[float]]] = {}
     arrows = []
     for (source, target), via in layout.routes.items():
         xs = [layout.x[source], *(x for x, _ in via), layout.x[target]]
         begin, end = layout.layer[source] * _PITCH + _TALL / 2, layout.layer[target] * _PITCH - _TALL / 2
         ys = [begin, *(y * _PITCH for _, y in via), end]
+        colour = "c1" if nodes[source].kind in ("collective", "effect") else "muted"
         if via:
+            path_x, path_y = paths.setdefault(colour, ([], []))
             path_x += [*xs[:-1], math.nan]
             path_y += [*ys[:-1], math.nan]
-        colour = "c1" if nodes[source].kind in ("collective", "effect") else "muted"
         name = nodes[target].reads[source]
         arrows.append((xs[-2], ys[-2], xs[-1], ys[-1], colour, False, 1.0, name))
-    marks: list[Mark] = [Curve(path_x, path_y, "muted", 1.0)] if path_x else []
+    marks: list[Mark] = [Curve(*paths[colour], colour, 1.0) for colour in sorted(paths, reverse=True)]
     marks += [Arrows.of(arrows), Boxes.of(boxes, "muted")]
     width = max(layout.width, 3.0)
     rows = max(layout.layer, default=0)

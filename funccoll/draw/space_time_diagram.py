@@ -65,18 +65,19 @@ def _detailed(schedule: Schedule) -> Scene:
         messages[t.round, t.hop, t.source, t.destination].append(t)
     dense = len(moved.between) > _DENSE * p * rounds
     width = max(width, 5.5) if dense else width
-    marks: list[Mark] = [_lines(p, rounds)]
+    lanes = Lanes.of_ranks(schedule.collective, _RANKS, _LANES)
+    marks: list[Mark] = [_lines(p, rounds), *lanes.borders(0.0, float(rounds))]
     box = min(0.4, _BOX * rounds / width)
-    boxes, boxed = _sent_boxes(moved.between, ncolours, box)
+    boxes, boxed = _sent_boxes(moved.between, lanes, ncolours, box)
     if boxes is not None:
         marks.append(boxes)
-    marks.append(_arrows(messages, boxed, ncolours, box, 0.7 if dense else 1.3))
+    marks.append(_arrows(messages, boxed, lanes, ncolours, box, 0.7 if dense else 1.3))
     if moved.local:
         rows = sorted({(t.round, t.source): t for t in moved.local}.items())
         marks.append(
             Points(
                 [r + 0.5 for (r, _), _ in rows],
-                [s for (_, s), _ in rows],
+                [int(lanes.lane_of[s]) for (_, s), _ in rows],
                 ["muted"] * len(rows),
                 [f"round {r}: rank {s} copies within its own memory" for (r, s), _ in rows],
                 "dot",
@@ -86,8 +87,8 @@ def _detailed(schedule: Schedule) -> Scene:
     ticks = tuple((r + 0.5, str(r)) for r in range(schedule.nrounds))
     x = Axis(0.0, float(rounds), "round", ticks)
     notes = () if moved.between else ("Nothing moves between ranks.",)
-    panel = Panel(x, Lanes(p, 1).axis(), tuple(marks), width, max(0.5, height))
-    legend = _legend(moved.between, bool(moved.local), moved.names)
+    panel = Panel(x, lanes.axis(), tuple(marks), width, max(0.5, height))
+    legend = _legend(moved.between, bool(moved.local), moved.names) + lanes.legend()
     return Scene(schedule_title(schedule), (panel,), notes + moved.notes, legend)
 
 
@@ -101,7 +102,9 @@ def _lines(lanes: int, columns: int) -> Mark:
     return Curve(x, y, "grid", 0.9)
 
 
-def _sent_boxes(between: list[Transfer], ncolours: int, wide: float) -> tuple[Boxes | None, set[tuple[int, int, int]]]:
+def _sent_boxes(
+    between: list[Transfer], lanes: Lanes, ncolours: int, wide: float
+) -> tuple[Boxes | None, set[tuple[int, int, int]]]:
     """Return boxes with the names of data that a rank sends alike to all in a round."""
     sent: defaultdict[tuple[int, int, int], dict[int, set[Transfer]]] = defaultdict(lambda: defaultdict(set))
     for t in between:
@@ -118,15 +121,16 @@ def _sent_boxes(between: list[Transfer], ncolours: int, wide: float) -> tuple[Bo
         names = [t.name for t in ts]
         colours = {t.colour for t in ts}
         fill = series(ts[0].colour, ncolours) if len(colours) == 1 else "grid"
-        left = r + 0.5 * hop
+        left, lane = r + 0.5 * hop, int(lanes.lane_of[source])
         hover = f"rank {source} sends {_listed(names)}" if len(names) > 1 else ""
-        boxes.append((left, left + wide, source - 0.27, source + 0.27, fill, hover, _short(names)))
+        boxes.append((left, left + wide, lane - 0.27, lane + 0.27, fill, hover, _short(names)))
     return Boxes.of(boxes), {where for where, _ in rows}
 
 
 def _arrows(
     messages: dict[tuple[int, int, int, int], list[Transfer]],
     boxed: set[tuple[int, int, int]],
+    lanes: Lanes,
     ncolours: int,
     box: float,
     thin: float,
@@ -137,7 +141,7 @@ def _arrows(
         begin = first + (box if (r, hop, source) in boxed else _GAP)
         end = first + (0.5 if any(t.halves for t in ts) else 1.0) - max(_GAP, 0.32 * box)
         ts = sorted(ts, key=lambda t: t.data)
-        several = len(ts) > _STRIPES
+        several, (a, b) = len(ts) > _STRIPES, lanes.lane_of[[source, destination]].tolist()
         for i, t in enumerate(ts):
             offset = 0.0 if several else (i - (len(ts) - 1) / 2) * 0.18
             same = len({x.colour for x in ts}) == 1
@@ -145,7 +149,7 @@ def _arrows(
             names = _listed([x.name for x in (ts if several else [t])])
             hover = f"round {r}, {source} → {destination}: {names}{', combined' * t.combines}\n{t.line}".rstrip()
             width = 2.6 if several else thin
-            rows.append((begin, source + offset, end, destination + offset, colour, t.combines, width, hover))
+            rows.append((begin, a + offset, end, b + offset, colour, t.combines, width, hover))
             if several:
                 break
     return Arrows.of(rows)
@@ -186,13 +190,13 @@ def _legend(between: list[Transfer], local: bool, names: dict[int, str]) -> tupl
 
 
 def _summary(schedule: Schedule) -> Scene:
-    lanes = Lanes.of(schedule.nranks, _LANES)
+    lanes = Lanes.of_ranks(schedule.collective, _RANKS, _LANES)
     rounds = max(1, schedule.nrounds)
     every = -(-rounds // _COLUMNS)
     ncolumns = -(-rounds // every)
     table = np.zeros((2, ncolumns, len(lanes), len(lanes)), np.int64)  # combined, column, from, to: chunks
     for combined, r, source, destination, count in columns_between(schedule):
-        np.add.at(table[combined, r // every], (source // lanes.each, destination // lanes.each), count)
+        np.add.at(table[combined, r // every], (lanes.lane_of[source], lanes.lane_of[destination]), count)
     marks: list[Mark] = [_lines(len(lanes), ncolumns)]
     most = max(1, int(table.max()))
     arrows, own = [], []

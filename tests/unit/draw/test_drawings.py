@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 import funccoll as fc
 from funccoll import P, draw
 from funccoll.core.timeline import ACTIVITIES, Span, Timeline
-from funccoll.draw.scene import Arrows, Boxes
+from funccoll.draw.scene import Arrows, Boxes, Curve
 from funccoll.draw.themes import series
 from funccoll.errors import DrawingError, ScheduleError, ShardingError
 from funccoll.schedules import Topology, algorithms, build
 from funccoll.schedules.collective import KINDS
+from funccoll.schedules.side_by_side import side_by_side
 from tests.support.oracles.drawing_checks import arrows_between, check_drawing, moves_between
 
 pytestmark = pytest.mark.covers("drawings")
@@ -294,6 +295,50 @@ def test_chunk_table_names_contributions():
     assert cells.hover[0][2] == "rank 0, chunk 2: x0[2] + x3[2]"
     (cells,) = draw.chunk_table(build("all_to_all", 4, "direct")).scene.panels[-1].marks
     assert [list(row) for row in cells.text] == [[f"{s}→{d}" for s in range(4)] for d in range(4)]
+
+
+GROUPS = ((3, 0, 5), (1,), (4, 2))
+
+
+def of_groups(kind, name, groups=GROUPS):
+    return side_by_side(tuple(build(kind, len(group), name) for group in groups), groups)
+
+
+def test_groups_stand_one_after_the_other():
+    """Arrows stay between the lines of their group, whose ranks are in its order."""
+    schedule = of_groups("all_reduce", "ring")
+    for function in (draw.space_time, draw.link_matrix, draw.chunk_table):
+        drawing = function(schedule)
+        check_drawing(drawing, validate=function is draw.chunk_table)
+        panel = drawing.scene.panels[-1]
+        assert [text for _, text in panel.y.ticks] == ["3", "0", "5", "1", "4", "2"]
+        assert "between groups" in [entry.text for entry in drawing.scene.legend]
+        lines = [m for m in panel.marks if isinstance(m, Curve) and m.dash]
+        assert [v for v in lines[0].y if v == v] == [2.5, 2.5, 3.5, 3.5]
+    drawn = arrows_between(draw.space_time(schedule).scene)
+    lane = {rank: i for i, rank in enumerate([3, 0, 5, 1, 4, 2])}
+    moves = {(r, lane[source], lane[to], combines) for r, source, to, combines in moves_between(schedule)}
+    assert set(drawn) == moves and all((a < 3) == (b < 3) for _, a, b, _ in drawn)
+    (cells, _, _) = draw.link_matrix(schedule).scene.panels[0].marks
+    assert [[text for text in row if text] for row in cells.text] == [["8"], ["8"], ["8"], [], ["6"], ["6"]]
+
+
+def test_cells_of_groups_are_about_the_ranks_own_group():
+    _, first, *_, last = [panel.marks[0] for panel in draw.chunk_table(of_groups("all_reduce", "ring")).scene.panels]
+    assert first.text[0][2] == "3,5" and first.values[0][2] == 2 / 3 and first.hover[0][2].startswith("rank 3, chunk 2: ")
+    assert [row[0] for row in last.text] == ["all", "all", "all", "1", "all", "all"]
+    assert {value for row in last.values for value in row} == {1.0}
+    cells, _ = draw.chunk_table(of_groups("broadcast", "binomial")).scene.panels[-1].marks
+    assert [row[0] for row in cells.text] == ["3", "3", "3", "1", "4", "4"]
+    cells, _ = draw.chunk_table(of_groups("exclusive_scan", "kogge_stone")).scene.panels[-1].marks
+    assert [row[0] for row in cells.text] == ["", "3", "3,0", "", "", "4"]
+
+
+def test_many_groups_are_counted():
+    groups = tuple([tuple(range(i, i + 3)) for i in range(0, 36, 3)] + [(36, 37, 38, 39)])
+    drawing = draw.space_time(of_groups("all_reduce", "ring", groups))
+    check_drawing(drawing)
+    assert drawing.scene.title.startswith("all_reduce on 40 ranks in 13 groups: ring")
 
 
 def test_chunk_table_of_many_ranks_and_of_a_wrong_schedule(registered):

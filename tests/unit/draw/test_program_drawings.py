@@ -95,3 +95,20 @@ def test_buckets_have_a_bar_and_a_place_each(mesh):
     assert "drawn as" in draw.buckets(many).scene.notes[0]
     with pytest.raises(DrawingError, match=r"data_parallel\(...\).explain"):
         draw.buckets(plan.rows)  # pyright: ignore[reportArgumentType]
+
+
+def test_programs_name_the_groups_of_collectives():
+    """Many of them are only counted; the summary form keeps those of other groups apart."""
+    mesh = fc.make_mesh({"x": 24})
+    few, many = [[*range(1, 24)], [0]], [[i, i + 12] for i in range(12)]
+
+    def body(x, times=1):
+        for _ in range(times):
+            x = np.sin(fc.all_reduce(x, "x", groups=few[::-1]) + fc.inclusive_scan(x, "x", groups=many))
+        return x
+
+    for times, words in ((1, ("all_reduce", "inclusive_scan")), (13, ("1 × all_reduce", "1 × inclusive_scan"))):
+        stage = fc.jit(lambda x, n=times: body(x, n), mesh=mesh, in_specs=P("x"), out_specs=P("x")).trace(np.ones(24))
+        texts = " ".join(boxes_of(draw.program(stage)).text)
+        assert f"{words[1]} {'sum ' * (times == 1)}over x in 12 groups" in texts
+        assert f"{words[0]} {'sum ' * (times == 1)}over x in 2 groups" in texts
