@@ -12,6 +12,7 @@ import numpy as np
 from ..core.array_order import in_c_order
 from ..core.mesh import Mesh, Sharding, copy_coordinates
 from ..core.types import ArrayType
+from ..core.weak_values import WeakValues
 
 __all__ = ["NO_MESH", "ArrayLayout", "layout_of"]
 
@@ -122,12 +123,30 @@ class ArrayLayout:
 
 def layout_of(shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding, weak: type | None = None) -> ArrayLayout:
     """Return the only ArrayLayout of these fields. Raises ShardingError if the spec has more entries than the shape."""
-    return _layout_of(shape, dtype, sharding, weak, sharding.mesh.transport)
+    transport = sharding.mesh.transport
+    if transport is None or transport.part is None:
+        return _layout_of(shape, dtype, sharding, weak, transport)
+    key = shape, dtype, sharding.spec, weak, transport.part
+    found = _OF_PARTS.get(key)
+    if found is None:
+        with WeakValues.lock:
+            found = _OF_PARTS.get(key) or _new_layout(shape, dtype, sharding, weak)
+            _OF_PARTS[key] = found
+    return found
 
 
-@lru_cache(maxsize=8192)
-def _layout_of(shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding, weak: type | None, transport: Any) -> ArrayLayout:
-    # The transport is in the key because equal meshes of two jobs have different transports.
+_OF_PARTS: WeakValues[tuple[Any, ...], ArrayLayout] = WeakValues()
+"""The layouts of meshes of some of a job's processes. They end with their Arrays and programs, and keys have no mesh: a group
+may be dropped."""
+
+
+def _new_layout(
+    shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding, weak: type | None, transport: Any = None
+) -> ArrayLayout:
+    # The transport is in the key of the cache because equal meshes of two jobs have different transports.
     layout = ArrayLayout(shape, dtype, sharding, weak)
     _ = layout.type
     return layout
+
+
+_layout_of = lru_cache(maxsize=8192)(_new_layout)

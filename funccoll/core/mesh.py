@@ -541,17 +541,25 @@ class Sharding:
         return f"Sharding({self.mesh!r}, {self.spec!r})"
 
 
-@lru_cache(maxsize=4096)
 def copy_coordinates(mesh: Mesh, varying: frozenset[str]) -> tuple[dict[str, int], ...]:
     """Return the coordinates of the distinct copies of a value that varies over `varying`, in the order of the mesh's axes.
 
     A process that plays all devices holds one copy for all devices along an axis over which the value does not vary. A
     process that plays one device holds its own copy.
     """
-    if mesh.is_fully_addressable:
-        return tuple(mesh.walk(a for a in mesh.axis_names if a in varying))
-    own = mesh.coordinates(mesh.local_devices[0])
-    return ({a: own[a] for a in mesh.axis_names if a in varying},)
+    device = None if mesh.is_fully_addressable else mesh.local_devices[0]
+    return _copy_coordinates(mesh.axis_names, mesh.sizes, device, varying)
+
+
+@lru_cache(maxsize=4096)  # it keeps no mesh: one of a group may be freed
+def _copy_coordinates(
+    names: tuple[str, ...], sizes: tuple[int, ...], device: int | None, varying: frozenset[str]
+) -> tuple[dict[str, int], ...]:
+    mesh = Mesh(dict(zip(names, sizes, strict=True)))
+    if device is None:
+        return tuple(mesh.walk(a for a in names if a in varying))
+    own = mesh.coordinates(device)
+    return ({a: own[a] for a in names if a in varying},)
 
 
 def copies_of_devices(mesh: Mesh, varying: frozenset[str]) -> list[int]:

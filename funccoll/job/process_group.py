@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import operator
+import weakref
+from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +20,7 @@ from .membership import Membership
 
 __all__ = ["ProcessGroup", "group"]
 
-_CREATED = "process groups"
+_CREATED, _DROPPED = "process groups", "meshes of groups that were dropped"
 
 
 class ProcessGroup:
@@ -77,7 +81,9 @@ class ProcessGroup:
                 self._meshes[key] = Mesh(axes, range(1))
             else:
                 hosts = number_hosts(self._world.hosts[rank] for rank in self.ranks)
-                transport = self._world.transport.for_mesh(mesh_number(self._identity, *made.axis_names), self.ranks)
+                number = mesh_number(self._identity, *made.axis_names, *made.sizes)
+                transport = self._world.transport.for_mesh(number, self.ranks)
+                _dropped(self._world).note(transport, number)
                 self._meshes[key] = Mesh(axes, self.ranks, self.rank, transport, hosts=hosts)
         return self._meshes[key]
 
@@ -124,7 +130,8 @@ class ProcessGroup:
         """Free the memory of the group's collectives. Later uses of it and of its meshes raise MeshError.
 
         Each member calls it, after its last collective of the group. A job has room for 4,096 groups and parts of meshes at
-        once. A group whose members do not free it lasts until the job ends. `with fc.group([0, 3]) as group:` frees it, too.
+        once. `with fc.group([0, 3]) as group:` frees it, too. A group that you drop, with its meshes, arrays and functions, is
+        freed when you make the next one, once Python has collected it.
 
         Raises:
             MeshError: In the middle of one of the group's collectives.
@@ -154,6 +161,34 @@ class ProcessGroup:
 
     def __repr__(self) -> str:
         return f"group({list(self.ranks)!r:.200}{f', {self.name!r}' if self.name else ''})"
+
+
+class _DroppedMeshes:
+    """Meshes of groups that nothing refers to any more. They are freed at the next call that makes a group or a mesh.
+
+    A mesh dies anywhere, also while its communicators' lock is held. So its end only puts a reference into a queue, by a
+    function in C: a handler of a signal cannot run there.
+    """
+
+    def __init__(self, world: Membership):
+        self._world, self._ended = world, deque[Any]()
+        self._numbers: dict[Any, int] = {}  # by the weak references to transports, which have one mesh each
+
+    def note(self, transport: Any, number: int) -> None:
+        """Free the mesh of that number once its transport has died."""
+        self._numbers[weakref.ref(transport, self._ended.append)] = number
+
+    def free(self) -> None:
+        """Free the meshes that have died."""
+        while self._ended:
+            with suppress(IndexError):  # another thread took it
+                self._world.transport.free_part(self._numbers.pop(self._ended.popleft()))
+
+
+def _dropped(world: Membership) -> _DroppedMeshes:
+    found: _DroppedMeshes = world.once(_DROPPED, lambda: _DroppedMeshes(world))
+    found.free()
+    return found
 
 
 @user_frames()
@@ -200,6 +235,7 @@ def group(ranks: Iterable[int], name: str = "") -> ProcessGroup:
     world = init()
     key, count = f"{members} {name}", 0
     if world is not None:
+        _dropped(world)
         counts: dict[str, int] = world.once(_CREATED, dict)
         count = counts[key] = counts.get(key, 0) + 1
     return ProcessGroup(world, members, name, f"{key} {count}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -173,6 +173,8 @@ class Transport:
     name: str
     device: Device
     """The device of its arrays."""
+    part: Hashable = None
+    """The identity of a mesh of some of a job's processes, which may end before the job; None for other meshes."""
     has_ragged: bool = False
     """True if it executes ragged collectives, whose blocks each call's table says."""
     native_algorithms: tuple[str, ...] = ()
@@ -340,6 +342,10 @@ class JobTransport(Protocol):
         `ranks` are the processes of a mesh of some of the job's, in the order of its devices (`mesh_number`).
         Collectives over different meshes are never matched, so threads with a mesh each do not disturb each other.
         """
+        ...
+
+    def free_part(self, number: int) -> None:
+        """Free what the collectives of a mesh of some processes hold, as `Transport.free`."""
         ...
 
     def compare_mesh(self, number: int, axes: Mapping[str, int], source: str) -> None:

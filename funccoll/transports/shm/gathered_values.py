@@ -12,6 +12,8 @@ import numpy as np
 
 from ...arrays.array_layout import ArrayLayout
 from ...core.mesh import Mesh, Sharding
+from ...core.partition_spec import P
+from ...core.types import ArrayType
 from ...errors import ShardingError, Source
 from ...runtime.collective_call import CollectiveCall, Operand
 from ...runtime.transport import ArgumentCheck
@@ -29,13 +31,17 @@ _KNOWN = 64
 """The most shapes, at lines of yours, whose gathering collectives are kept."""
 
 
-@functools.lru_cache(maxsize=_KNOWN)
 def gather_identity(layout: ArrayLayout | None = None) -> str:
     """The identity of the collectives that gather an Array of a layout, or a value that is not an Array."""
     if layout is None:
         return "process_allgather"
-    shape = "" if layout.is_even else f" {layout.shape}"  # several are padded to one
-    return hashlib.sha256(f"process_allgather {layout.type} {layout.sharding.spec!r}{shape}".encode()).hexdigest()
+    return _gather_identity(layout.type, layout.sharding.spec, () if layout.is_even else layout.shape)
+
+
+@functools.lru_cache(maxsize=_KNOWN)
+def _gather_identity(type: ArrayType, spec: P, shape: tuple[int, ...]) -> str:
+    uneven = f" {shape}" if shape else ""  # several are padded to one
+    return hashlib.sha256(f"process_allgather {type} {spec!r}{uneven}".encode()).hexdigest()
 
 
 def gathers_of(
@@ -57,7 +63,7 @@ def gathers_of(
         if axes:
             size = sharding.mesh.axis_size(axes)
             out = (*shape[:dim], shape[dim] * size, *shape[dim + 1 :])
-            key = (number, sharding.mesh, axes, shape, dtype, dim, identity, source)
+            key = (number, sharding.mesh.axis_names, sharding.mesh.sizes, axes, shape, dtype, dim, identity, source)
             if key not in known:
                 operand = Operand(shape, out, dtype, dim, dim, 0)
                 groups = sharding.mesh.replica_groups(axes)

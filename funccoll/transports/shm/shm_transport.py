@@ -20,7 +20,7 @@ from ...job import rendezvous
 from ...platforms.device import Run
 from ...platforms.host_device import HostDevice
 from ...runtime.collective_call import CollectiveCall, bind_arguments
-from ...runtime.transport import ArgumentCheck, CollectiveExecutable, FirstCall, Transport, mesh_number
+from ...runtime.transport import ArgumentCheck, CollectiveExecutable, FirstCall, Transport, is_part, mesh_number
 from .heap import Heap
 from .memory_file import HEADER, create, largest_arena
 from .peer_access import PeerAccess
@@ -114,6 +114,15 @@ class SharedMemoryJob:
         if ranks:
             self.parts[number] = tuple(ranks)
 
+    def free_part(self, number: int) -> None:
+        """See `JobTransport`."""
+        if self.parts.get(number) is not None and self.world is not None:
+            for key in [key for key in self.gathers if key[0] == number]:
+                del self.gathers[key]
+            if (registry := self.known_communicators) is not None:
+                registry.free(number)
+            del self.parts[number]
+
     def compare_mesh(self, number: int, axes: Mapping[str, int], source: str) -> None:
         """See `JobTransport`. Only ranks of one host are compared."""
         if self.notes is not None:
@@ -176,6 +185,7 @@ class SharedMemoryTransport(Transport):
 
     def __init__(self, job: SharedMemoryJob, number: int):
         self.job, self.number = job, number
+        self.part = (id(job), number) if is_part(number) else None
         self.device = SharedMemoryDevice(job)
 
     def __eq__(self, other: object) -> bool:
@@ -205,13 +215,7 @@ class SharedMemoryTransport(Transport):
 
     def free(self) -> None:
         """See `Transport`."""
-        job = self.job
-        if job.parts.get(self.number) is not None and job.world is not None:
-            for key in [key for key in job.gathers if key[0] == self.number]:
-                del job.gathers[key]
-            if (registry := job.known_communicators) is not None:
-                registry.free(self.number)
-            del job.parts[self.number]
+        self.job.free_part(self.number)
 
     def agree(self, calls: Sequence[CollectiveCall]) -> SharedMemoryExecutable:
         """Compile a barrier of the ranks that are about to run collectives elsewhere, as on GPUs. They compare the collectives.

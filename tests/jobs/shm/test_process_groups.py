@@ -52,11 +52,15 @@ def test_a_member_that_never_makes_the_group_is_named():
     assert "  rank 1 has not entered any collective" in text or "rank 1 left the job" in text, text
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(2_000, marks=pytest.mark.slow)])
-def test_groups_that_are_freed_leave_nothing(count):
-    for (some, half), (entries, whole) in launch(cases.many, 3, count):
-        assert half == whole and max(some, entries) <= 3
-        assert whole["known"] == whole["parts"] == whole["gathers"] == 0, whole
+@pytest.mark.parametrize(("count", "drop"), [(60, True), *(pytest.param(2_000, d, marks=pytest.mark.slow) for d in (0, 1))])
+def test_groups_that_are_freed_or_dropped_leave_nothing(count, drop):
+    for (some, half), (entries, whole) in launch(cases.many, 3, count, drop):
+        assert half == whole and max(some, entries) <= 16
+        assert whole["known"] == whole["parts"] == whole["gathers"] == whole["meshes"] == 0, whole
+
+
+def test_a_group_lives_as_long_as_what_was_made_of_it():
+    assert launch(cases.kept_by_parts, 2) == [[3.0, 3.0, [0.0, 1.0]]] * 2
 
 
 def test_stale_uses_are_refused():

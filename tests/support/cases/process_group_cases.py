@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import threading
 from typing import Any
@@ -176,30 +177,60 @@ def parts_and_splits() -> None:
     ), made
 
 
-def many(count: int) -> list[tuple[int, dict[str, int]]]:
-    """Groups that are made, used and freed, of two sizes. What could grow, after some of them and after all.
+def many(count: int, drop: bool = False) -> list[tuple[int, dict[str, int]]]:
+    """Groups that are made, used and freed, or only dropped, of two sizes. What could grow, after some of them and after all.
 
     First the entries of the host's table: other ranks may be in other groups then.
     """
-    import gc
-
     world = fc.init()
     assert world is not None
     found = []
     for i in range(count):
-        with fc.group(range(2 + i % 2)) as group:
-            if group.rank is not None:
-                mesh = group.mesh({"a": group.size})
-                x = fc.from_local(np.array([float(i + fc.rank())]), mesh, P("a"))
-                assert np.array_equal(fc.process_allgather(x), i + np.arange(group.size))
+        group = fc.group(range(2 + i % 2))
+        if group.rank is not None:
+            use(group, i)
+        if not drop:
+            group.free()
+        del group
         if i in (count // 2, count - 1):
             gc.collect()
+            fc.group([fc.rank()])  # what was dropped is freed now
             registry: Any = world.transport.communicators
             table = registry._table
             own = {"known": len(registry._known), "numbers": registry._count, "parts": len(world.transport.parts)}
             own |= {"gathers": len(world.transport.gathers), "used": world.transport.heap.stats()["used"]}
+            own["meshes"] = sum(isinstance(each, Mesh) for each in gc.get_objects())
             found.append((int(np.count_nonzero(table[:, 2])), own))
     return found
+
+
+def use(group: fc.ProcessGroup, i: int) -> None:
+    """Gather over a group, and now and then run a program on it."""
+    mesh = group.mesh({"a": group.size})
+    x = fc.from_local(np.array([float(i + fc.rank())]), mesh, P("a"))
+    assert np.array_equal(fc.process_allgather(x), i + np.arange(group.size))
+    if i % 16 < 2:
+        total = fc.jit(lambda x: fc.all_reduce(x, "a"), mesh=mesh, in_specs=P("a"), out_specs=P())
+        assert total(x).local[0] == sum(i + rank for rank in range(group.size))
+
+
+def kept_by_parts() -> list[Any]:
+    """What a mesh, a function and an array give whose group and other parts were dropped; other groups are made meanwhile."""
+
+    def made() -> tuple[Mesh, Any, fc.Array]:
+        mesh = fc.group([0, 1]).mesh({"a": 2})
+        x = fc.from_local(np.array([float(fc.rank())]), mesh, P("a"))
+        return mesh, fc.jit(lambda x: fc.all_reduce(x, "a"), mesh=mesh, in_specs=P("a"), out_specs=P()), x
+
+    mesh, function, array = made()[0], made()[1], made()[2]
+    found: list[Any] = []
+    for i in range(20):
+        use(fc.group([0, 1]), i)
+        total = fc.jit(lambda x: fc.all_reduce(x, "a"), mesh=mesh, in_specs=P("a"), out_specs=P())
+        values = float(total(np.array([1.0, 2.0])).local[0]), float(function(np.array([1.0, 2.0])).local[0])
+        found.append([*values, np.asarray(fc.process_allgather(array)).tolist()])
+    assert all(each == found[0] for each in found)
+    return found[0]
 
 
 def stale_uses() -> list[str]:
