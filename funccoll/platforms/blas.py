@@ -10,7 +10,7 @@ from typing import Any
 from ..config import BLAS_THREADS
 from ..errors import MeshError
 
-__all__ = ["keep_threads", "threads"]
+__all__ = ["keep_threads", "one_thread", "threads"]
 
 # (function that returns the number of threads, function that sets it), by threadpoolctl's `internal_api`.
 _FUNCTIONS = {
@@ -76,3 +76,8 @@ def keep_threads() -> Callable[[], None] | None:
                 change(count)
 
     return keep
+
+
+def one_thread(devices: int) -> bool:
+    """True if a program on a mesh of so many devices multiplies matrices in one thread. One device has the threads of now."""
+    return threads() == 1 if devices > 1 else all(tell() == 1 for tell, _ in _controls())

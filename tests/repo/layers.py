@@ -90,14 +90,15 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "kernels.native": (
         ("counted_loops", "group", "ir_text", "ptx_code"), ("machine_code", "thread_text"),
-        ("elementary", "fast_call", "products", "strided_copies"),
-        ("convolutions", "powers", "quotients", "row_quotients", "loop"), ("angles",), ("operations",),
+        ("elementary", "fast_call", "products", "strided_copies", "transposed_copies"),
+        ("convolutions", "packed_products", "powers", "quotients", "row_quotients", "loop"), ("angles",), ("operations",),
         ("gpu_rows", "group_kernel"), ("gpu_group", "loop_kernel"),
         ("compiled_groups",),
     ),
     "arrays": (("array_layout", "array_operators", "shared_mapping", "value_hash"), ("array",), ("array_like",)),
     "platforms": (
-        ("blas", "device", "float_environment", "free_list", "native_convolution"), ("array_library",), ("gpu", "host_device"),
+        ("blas", "device", "float_environment", "free_list", "native_convolution"), ("array_library", "native_product"),
+        ("gpu", "host_device"),
     ),
     "platforms.gpu": (
         ("captured_program", "cublas", "cupy_kernels", "cupy_ufuncs", "deferred_checks", "pairwise_einsum"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from ...core.mesh import Mesh, copy_coordinates
 from ...core.types import is_inexact
 from ...errors import Source
 from ...platforms.device import Copies, Device
+from ...platforms.native_product import is_packed, packed_product
 from ...primitives.debugging import DevicePlace, snapshot_p
 from ...primitives.fused import KERNELS
 from ...primitives.varying import axis_index_p, own_slice_p, pvary_p
@@ -241,6 +243,8 @@ class SegmentBuilder:
         library = self.device.library
         types = [atom.type for atom in (*eqn.inputs, *eqn.outputs)] if library.specialises else ()
         key = (eqn.primitive, *sorted(eqn.params.items()), *types)
+        if library.array_type is np.ndarray and is_packed(eqn, math.prod(self.program.axis_sizes.values())):
+            return f"{self.names.of(packed_product, 'f')}({', '.join(operands)})"
         if library.array_type is np.ndarray and is_faster_by_transpose(eqn, self.makers):
             return f"{self.names.of(by_transpose, 'f')}({', '.join(operands)})"
         return f"{self.names.of(library.compute(eqn), 'f', key)}({', '.join(operands)})"

@@ -100,7 +100,7 @@ def _group_call(kernel: GroupKernel) -> str:
     lines = [f"define ptr @{kernel.name}_call(ptr %self, ptr %arrays, i64 %given) {{"]
     lines.append("  br label %array0")
     for k in range(count):
-        wanted = _CONTIGUOUS | _ALIGNED | (_WRITEABLE if k >= operands else 0)
+        wanted = (0 if kernel.strided else _CONTIGUOUS) | _ALIGNED | (_WRITEABLE if k >= operands else 0)
         lines += [
             f"array{k}:",
             f"  %place{k} = getelementptr ptr, ptr %arrays, i64 {k}",

@@ -93,6 +93,7 @@ class GroupKernel:
     - `definition`: its function, which takes the addresses of inputs, outputs, and of a workspace if it needs one.
     - `aliases`: pairs (output, input): the output may be written to that input's memory.
     - `cost`: about how many simple instructions on one element it takes.
+    - `strided`: its caller knows how arrays lie; else they must be contiguous.
     """
 
     name: str
@@ -103,3 +104,4 @@ class GroupKernel:
     workspace_bytes: int
     aliases: frozenset[tuple[int, int]]
     cost: int
+    strided: bool = False

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from .counted_loops import CountedLoops
 from .ir_text import bytes_of
 
-__all__ = ["MatrixProduct", "chains_of", "product_text"]
+__all__ = ["REGISTER_BYTES", "MatrixProduct", "chains_of", "product_text"]
 
 _ACCUMULATORS = {"x86-64-v3": 12, "x86-64-v4": 24}
 """Registers for sums, of the 16 or 32 of a processor."""
-_REGISTER_BYTES = {"x86-64-v3": 32, "x86-64-v4": 64}
+REGISTER_BYTES = {"x86-64-v3": 32, "x86-64-v4": 64}
+"""The bytes of a register, by kind of processor."""
 _UNROLLED = 8
 """Terms of a sum in one iteration at most."""
 
@@ -27,8 +28,9 @@ class MatrixProduct:
 
     - `kind`: "float" or "double".
     - `left`: the distances between rows and columns of the left matrix, in elements.
-    - `right`: the distance between rows of the right one. Its rows are contiguous, and so is the result.
+    - `right`: the distance between rows of the right one. Its rows are contiguous, and so are those of the result.
     - `adds`: another matrix is added to the product. It lies like the result, and may be in the same place.
+    - `result`: the distance between rows of the result; 0 if its rows lie one after the other.
     """
 
     kind: str
@@ -38,6 +40,7 @@ class MatrixProduct:
     left: tuple[int, int]
     right: int
     adds: bool = False
+    result: int = 0
 
     @property
     def cost(self) -> int:
@@ -81,7 +84,7 @@ class _ProductWriter(CountedLoops):
         self.name, self.product = name, product
         self.chains = min(chains_of(product.rows), product.inner)
         size = bytes_of(product.kind)
-        elements, registers = _REGISTER_BYTES[level] // size, _ACCUMULATORS[level]
+        elements, registers = REGISTER_BYTES[level] // size, _ACCUMULATORS[level]
         wide = 4 if product.rows == 1 and registers > 12 else 2
         self.lanes = min(wide * elements, _power_of_two(product.columns))
         self.block = min(product.rows, registers // (max(1, self.lanes // elements) * self.chains))
@@ -141,7 +144,8 @@ class _ProductWriter(CountedLoops):
                 pairs = zip(own[::2], [*own[1::2], None], strict=False)
                 own = [x if y is None else self.emit(f"fadd {vector} {x}, {y}") for x, y in pairs]
             (total,) = own
-            where = (i, p.columns), (str(r), p.columns), (j, 1)
+            between = p.result or p.columns
+            where = (i, between), (str(r), between), (j, 1)
             if p.adds:
                 total = self.emit(f"fadd {vector} {self.load(count, self.place(p.kind, '%s', *where))}, {total}")
             if count < lanes:

@@ -1,4 +1,4 @@
-"""Products with a transpose: computed in another order where that is faster, by shapes alone, with results in C order."""
+"""Products with a transpose by BLAS: in another order where that is faster, by shapes alone, with results in C order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from funccoll import P
 from funccoll.compiler.codegen import segments
 from funccoll.compiler.codegen.transposed_products import by_transpose
 
-pytestmark = pytest.mark.covers("jit")
+pytestmark = [pytest.mark.covers("jit"), pytest.mark.usefixtures("numpy_compute")]
 
 
 @pytest.fixture
