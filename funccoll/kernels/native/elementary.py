@@ -203,10 +203,9 @@ def polynomial(x: Value, coefficients: Sequence[str]) -> Value:
     return result
 
 
-def _power_of_two(n: Value, like: Value) -> Value:
-    """Return 2^n for integers that are exponents of normal numbers. Of n, the bits count that `nearest` gives."""
-    form = format_of(like)
-    return ((n << form.mantissa) + form.one_bits).as_floats()
+def _power_of_two(exponent: Value, like: Value) -> Value:
+    """Return 2^n for the bits of n + bias that `nearest` gives, if it is a normal number."""
+    return (exponent << format_of(like).mantissa).as_floats()
 
 
 def clamp(x: Value, low: float, high: float) -> Value:
@@ -215,19 +214,21 @@ def clamp(x: Value, low: float, high: float) -> Value:
     return (x > high).choose(x.like(high), x)
 
 
-def nearest(x: Value, factor: float) -> tuple[Value, Value]:
+def nearest(x: Value, factor: float, biases: int = 0) -> tuple[Value, Value]:
     """Return the integers nearest to x * factor, as floats and as bits, for |x * factor| < 2^(mantissa - 1).
 
-    The bits are those of the integers plus a constant, whose lower bits are 0: as many as an exponent has, and one more.
+    The bits are those of the integers, plus so many times the bias of exponents, plus a constant whose lower bits are 0: as
+    many as an exponent has, and one more.
     """
     form = format_of(x)
-    shifted = x.fma(factor, form.round)
-    return shifted - form.round, shifted.bits()
+    zero = form.round + biases * form.bias
+    shifted = x.fma(factor, zero)
+    return shifted - zero, shifted.bits()
 
 
-def exp_parts(x: Value) -> tuple[Value, Value]:
-    """Return (p, n) with e^x = p 2^n, n integers."""
-    n, exponent = nearest(x, _LOG2_E)
+def exp_parts(x: Value, biases: int) -> tuple[Value, Value]:
+    """Return (p, the bits of n with so many biases) with e^x = p 2^n, n integers."""
+    n, exponent = nearest(x, _LOG2_E, biases)
     high, low = map(float.fromhex, format_of(x).ln2)
     r = n.fma(-low, n.fma(-high, x))
     return (r * r).fma(polynomial(r, format_of(x).exp), r) + 1.0, exponent
@@ -241,11 +242,11 @@ def exp(x: Value) -> Value:
     low, high = format_of(x).exp_range
     vanishes = x < low
     bounded = vanishes.choose(x.like(0.0), (x > high).choose(x.like(high), x))
-    return vanishes.choose(x.like(0.0), scaled(*exp_parts(bounded)))
+    return vanishes.choose(x.like(0.0), scaled(*exp_parts(bounded, 2)))
 
 
 def scaled(x: Value, exponent: Value) -> Value:
-    """Return x 2^exponent.
+    """Return x 2^n for the bits of n with two biases.
 
     It takes two steps: the ends of the range are not normal numbers, and only the second step rounds.
     """
@@ -255,7 +256,7 @@ def scaled(x: Value, exponent: Value) -> Value:
 
 def _exp_of_small(x: Value) -> Value:
     """Return e^x for |x| < 87."""
-    power, exponent = exp_parts(x)
+    power, exponent = exp_parts(x, 1)
     return power * _power_of_two(exponent, x)
 
 
@@ -263,7 +264,7 @@ def expm1(x: Value) -> Value:
     """Return e^x - 1, accurate near 0."""
     form = format_of(x)
     bounded = clamp(x, form.expm1_low, form.exp_range[1])
-    n, exponent = nearest(bounded, _LOG2_E)
+    n, exponent = nearest(bounded, _LOG2_E, 1)
     ln2_high, ln2_low = map(float.fromhex, form.ln2)
     high = n.fma(-ln2_high, bounded)  # exact
     r = n.fma(-ln2_low, high)
@@ -354,7 +355,7 @@ def tanh(x: Value) -> Value:
     form, a, s = format_of(x), x.abs(), x * x
     small = (x * s).fma(polynomial(s, form.tanh), x)
     bounded = (a > form.tanh_one).choose(a.like(form.tanh_one), a)
-    n, exponent = nearest(bounded, 2 * _LOG2_E)
+    n, exponent = nearest(bounded, 2 * _LOG2_E, 1)
     r = n.fma(-math.log(2) / 2, bounded)  # as exact as needed: with n grows what e^2x is above 1
     power = polynomial(r, ["0x1p0", "0x1p1", *((float.fromhex(c) * 2 ** (k + 2)).hex() for k, c in enumerate(form.exp))])
     large = 1.0 - 2.0 / power.fma(_power_of_two(exponent, x), 1.0)

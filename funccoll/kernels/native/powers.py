@@ -94,7 +94,7 @@ def in_double(function: Callable[..., Value]) -> Callable[..., Value]:
 def exp2(x: Value) -> Value:
     """Return 2^x, exactly for integers."""
     bounded = clamp(x, -1080.0, 1030.0)
-    n, exponent = nearest(bounded, 1.0)
+    n, exponent = nearest(bounded, 1.0, 2)
     r = (bounded - n) * _LN2
     return scaled((r * r).fma(polynomial(r, format_of(x).exp), r) + 1.0, exponent)
 
@@ -153,7 +153,7 @@ def _power_of_positive(a: Value, y: Value) -> Value:
     rest = y.fma(high, -product) + y * low
     rest = (product.abs() < 800.0).choose(rest, rest.like(0.0))
     bounded = clamp(product, *format_of(a).exp_range)
-    n, exponent = nearest(bounded, _LOG2_E[0])
+    n, exponent = nearest(bounded, _LOG2_E[0], 2)
     ln2_high, ln2_low = map(float.fromhex, format_of(a).ln2)
     exact = n.fma(-ln2_high, bounded)
     r = n.fma(-ln2_low, exact)
@@ -246,7 +246,7 @@ def logaddexp2(x: Value, y: Value) -> Value:
 
 def _half_exp(x: Value) -> Value:
     """Return e^x / 2."""
-    result, exponent = exp_parts(clamp(x, -746.0, 711.0))
+    result, exponent = exp_parts(clamp(x, -746.0, 711.0), 2)
     return scaled(result, exponent - 1)
 
 
