@@ -21,6 +21,7 @@ from .passes.fuse import fuse
 from .passes.fuse_loops import fuse_loops
 from .passes.group_collectives import group_collectives
 from .passes.operand_views import operand_views
+from .passes.result_places import result_places
 from .passes.rewrite import at_all_depths
 from .passes.snapshots import snapshots
 
@@ -42,7 +43,7 @@ def in_execution_order(program: Program, fused: bool, for_gpu: bool = False) -> 
         return ordered
     if for_gpu:
         return at_all_depths(lambda p: fuse(p, for_gpu=True))(ordered)
-    return at_all_depths(lambda p: operand_views(fuse(p)))(at_all_depths(fuse_loops)(ordered))
+    return at_all_depths(lambda p: result_places(operand_views(fuse(p))))(at_all_depths(fuse_loops)(ordered))
 
 
 def generate(

@@ -32,7 +32,7 @@ def _reference(*operands: Any, body: Program, out: Any = (), **params: Any) -> l
 
 
 # Parameters: `body`, the equations; `group`, the same for kernels; `aliases`, pairs (output, operand): the output may be
-# written to the operand's memory.
+# written to the operand's memory; perhaps `places`: for each output of the group, the result of which it is a part or all.
 fused_p = Primitive("fused", _infer, _reference, multiple=True)
 
 

@@ -20,7 +20,7 @@ from .batch_rules import batch_each
 from .indexing import Piece, Recipe, getitem_p, realize
 from .shaping import fit
 
-__all__ = ["accumulate", "accumulate_p", "divide_operands"]
+__all__ = ["accumulate", "accumulate_p", "divide_operands", "regions"]
 
 
 def accumulate(start: Any, pieces: Sequence[Piece]) -> Any:
@@ -72,6 +72,11 @@ def _divide_up(shape: tuple[int, ...], recipes: tuple[Recipe, ...]) -> bool:
             return False
         region[...] = True
     return bool(taken.all())
+
+
+def regions(shape: tuple[int, ...], recipes: tuple[Recipe, ...], started: bool) -> list[tuple]:
+    """Return where the pieces are if they divide the result up; else nothing."""
+    return [] if started or not _divide_up(shape, recipes) else [*map(_region, recipes)]
 
 
 def _accumulate(*operands: np.ndarray, shape: tuple[int, ...], recipes: tuple[Recipe, ...], started: bool) -> np.ndarray:

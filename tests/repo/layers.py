@@ -125,7 +125,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "compiler.passes": (
         ("rewrite",), ("snapshots",), ("inline",), ("dead_code",), ("simplify",), ("common_subexpressions",), ("algebra",),
         ("combine_collectives",), ("choose_algorithms",), ("group_collectives",), ("drop_barriers",), ("group_drafts",),
-        ("rematerialize",), ("fuse",), ("fuse_loops",), ("operand_views",), ("buffers",),
+        ("rematerialize",), ("fuse",), ("fuse_loops",), ("operand_views",), ("result_places",), ("buffers",),
     ),
     "compiler.codegen": (
         ("bad_index", "fused_calls", "loop_code", "non_finite", "recorded_program", "transposed_products"), ("segments",),

@@ -62,7 +62,8 @@ def fused_call(
     given = [_array(a, text, new) for a, text in zip(eqn.inputs, operands, strict=True)]
     what = described(eqn)
     work = kernel_of(what).workspace_bytes
-    arrays = ", ".join([*given, *results])
+    written = [results[n] for n in eqn.params.get("places", range(len(results)))]
+    arrays = ", ".join([*given, *written])
     if isinstance(what, FusedLoop):
         run, call = new(run_loop, "f"), new(function, "k")
         parts.append(f"{run}({call}, ({arrays},), {len(results)}, {work}, {what.length}, {iterations_of_call(what)})")
@@ -71,7 +72,7 @@ def fused_call(
         parts.append(f"work = {new(np.empty, 'f')}({work}, {new(_BYTE, 't')})")
         arrays += ", work"
     call, again = new(function, "k"), new(call_copies, "f")
-    parts.append(f"{call}({arrays}) or {again}({call}, ({arrays},), {len(results)}, {work})")
+    parts.append(f"{call}({arrays}) or {again}({call}, ({arrays},), {len(written)}, {work})")
     if work:
         parts.append("del work")
     return "; ".join(parts)

@@ -22,6 +22,7 @@ from . import (
     group_collectives,
     inline,
     operand_views,
+    result_places,
     simplify,
     snapshots,
 )
@@ -50,6 +51,7 @@ STAGES: dict[str, tuple[Callable, ...]] = {
         fuse_loops.fuse_loops,
         fuse.fuse,
         operand_views.operand_views,
+        result_places.result_places,
         buffers.plan_buffers,
     ),
 }

@@ -264,7 +264,9 @@ def with_aliases(eqn: Equation, for_gpu: bool = False) -> Equation:
     """Return the equation of a group with all parameters. An operand that it has twice is not written to, nor any on a GPU."""
     if for_gpu:
         return eqn.replace(params={**eqn.params, "aliases": ()})
-    aliases = sorted((n, k) for n, k in kernel_of(eqn.params["group"]).aliases if eqn.inputs.count(eqn.inputs[k]) == 1)
+    places = eqn.params.get("places", range(len(eqn.outputs)))
+    found = kernel_of(eqn.params["group"]).aliases
+    aliases = sorted((places[n], k) for n, k in found if eqn.inputs.count(eqn.inputs[k]) == 1)
     return eqn.replace(params={**eqn.params, "aliases": tuple(aliases)})
 
 

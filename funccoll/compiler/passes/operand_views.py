@@ -1,14 +1,16 @@
 """Operand views: kernels of groups read slices and transposes from the memory that these view, so that nothing copies them.
 
 A kernel takes arrays in C order. It reads a view by constant strides, if its rows lie in the viewed memory as they are: of
-length `_LEAST_ROW` or more, and not reversed. Other views are copied when the kernel is called.
+length `LEAST_ROW` or more, and not reversed. Other views are copied when the kernel is called.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -21,9 +23,9 @@ from ...primitives.indexing import getitem_p, realize
 from ...primitives.shaping import reshape_p, transpose_p
 from .group_drafts import with_aliases
 
-__all__ = ["operand_views"]
+__all__ = ["LEAST_ROW", "MemoryLayout", "layout_of", "operand_views"]
 
-_LEAST_ROW = 32
+LEAST_ROW = 32
 """Elements of a row that a kernel reads as fast as a copy."""
 
 
@@ -68,11 +70,11 @@ def _reading(eqn: Equation, k: int, chain: list[Equation]) -> Equation:
     """Return the equation of a group that reads the memory of a chain of views as its operand `k`; as it was if it cannot."""
     group: FusedGroup = eqn.params["group"]
     base = chain[0].inputs[0]
-    strides, offset = _layout(chain)
+    _, strides, offset = layout_of(base.type.shape, partial(_viewed, chain))
     number = group.inputs[k]
     value = replace(group.values[number], strides=strides, offset=offset)
     viewing = replace(group, values=(*group.values[:number], value, *group.values[number + 1 :]))
-    if not fits(viewing) or rows_of(viewing)[1] < min(rows_of(group)[1], _LEAST_ROW):
+    if not fits(viewing) or rows_of(viewing)[1] < min(rows_of(group)[1], LEAST_ROW):
         return eqn
     # The body has the views. It reads memory of a name of its own: another operand may be the same.
     body: Program = eqn.params["body"]
@@ -88,19 +90,32 @@ def _reading(eqn: Equation, k: int, chain: list[Equation]) -> Equation:
     return eqn.replace(inputs=inputs, params={**eqn.params, "body": body, "group": viewing})
 
 
-def _layout(chain: list[Equation]) -> tuple[tuple[int, ...], int]:
-    """Return a view's strides along its dimensions of more than one element, and where it begins, in elements."""
-    shape = chain[0].inputs[0].type.shape
+class MemoryLayout(NamedTuple):
+    """How a view lies in memory: its shape, and in elements its strides along dimensions of more than one and its beginning."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+
+def layout_of(shape: Sequence[int], view: Callable[[np.ndarray], np.ndarray]) -> MemoryLayout:
+    """Return how a view of an array of this shape lies in its memory."""
     # One byte stands for memory of any size: views read nothing.
     memory = as_strided(np.zeros(1, np.int8), shape, [math.prod(shape[d + 1 :]) for d in range(len(shape))])
-    found = memory
+    found = view(memory)
+    begins = [x.__array_interface__["data"][0] for x in (memory, found)]
+    strides = tuple(s for s, n in zip(found.strides, found.shape, strict=True) if n != 1)
+    return MemoryLayout(found.shape, strides, begins[1] - begins[0])
+
+
+def _viewed(chain: Sequence[Equation], memory: np.ndarray) -> np.ndarray:
+    """Return the view of a chain of equations."""
     for step in chain:
         if step.primitive is getitem_p:
-            found = found[(*realize(step.params["recipe"], ()), ...)]  # an array also if it has no dimensions
+            memory = memory[(*realize(step.params["recipe"], ()), ...)]  # an array also if it has no dimensions
         else:
-            found = step.primitive.reference(found, **step.params)
-    begins = [x.__array_interface__["data"][0] for x in (memory, found)]
-    return tuple(s for s, n in zip(found.strides, found.shape, strict=True) if n != 1), begins[1] - begins[0]
+            memory = step.primitive.reference(memory, **step.params)
+    return memory
 
 
 def _without_unread_views(program: Program, equations: list[Equation]) -> tuple[Equation, ...]:

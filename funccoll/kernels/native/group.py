@@ -19,8 +19,8 @@ class GroupValue:
 
     - `kind`: its elements in memory, as `ir_text` names them: "float", "double", "half", "bfloat", "i32", "i64", "bool".
     - `axes`: the axes of the domain over which it varies, in increasing order.
-    - `strides`, `offset`: of an operand in other memory, the elements from one index of each axis to the next, and from the
-      beginning of the memory to the first element. The last axis of the domain has stride 1.
+    - `strides`, `offset`: of an operand or a result in other memory, the elements from one index of each axis to the next, and
+      from the beginning of the memory to the first element. The last axis of the domain has stride 1.
     """
 
     kind: str

@@ -260,6 +260,7 @@ class _Kernel(_Shape):
             and values[v].axes == values[x].axes == whole
             and values[v].kind == values[x].kind
             and not values[x].strides
+            and not values[v].strides
             and v in self.maker
             and v not in self._sum_results()
             and self.reads.get(x, 0) <= self.phase[v]
@@ -270,16 +271,18 @@ class _Kernel(_Shape):
     def name_of(self, v: int) -> str:
         """Return the address of an input or output."""
         if v in self.output_of and v in self.maker:
-            return f"%o{self.output_of[v]}"
+            return f"%begin.o{self.output_of[v]}" if self.group.values[v].offset else f"%o{self.output_of[v]}"
         return f"%begin.{self.input_of[v]}" if self.group.values[v].offset else f"%i{self.input_of[v]}"
 
     def begin_operands(self) -> None:
-        """Append the addresses at which operands in other memory begin."""
-        for v in self.group.inputs:
+        """Append the addresses at which operands and results in other memory begin."""
+        inputs = [(v, f"%i{k}") for v, k in self.input_of.items()]
+        outputs = [(v, f"%o{n}") for v, n in self.output_of.items() if v in self.maker]
+        for v, base in (*inputs, *outputs):
             value = self.group.values[v]
             if value.offset:
                 kind = stored_kind(value.kind)
-                self.kernel.line(f"  {self.name_of(v)} = getelementptr {kind}, ptr %i{self.input_of[v]}, i64 {value.offset}")
+                self.kernel.line(f"  {self.name_of(v)} = getelementptr {kind}, ptr {base}, i64 {value.offset}")
 
     def allocate(self, size: int) -> str:
         """Return the address of a part of the workspace, in the entry block."""

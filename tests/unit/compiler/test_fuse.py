@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import funccoll as fc
 from funccoll import P
 from funccoll.compiler.generate import in_execution_order
-from funccoll.compiler.passes import operand_views, rematerialize
+from funccoll.compiler.passes import operand_views, rematerialize, result_places
 from funccoll.config import FUSE
 from funccoll.core.ir import Program
 from funccoll.kernels.native import machine_code
@@ -229,7 +229,8 @@ def test_memory_that_a_group_reads_twice_is_not_written_to():
 def test_random_programs_compute_what_numpy_does(seed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rematerialize, "_LEAST_BYTES", seed % 2 << 16)
-        patch.setattr(operand_views, "_LEAST_ROW", 1 + seed // 2 % 2 * 31)
+        for views in (operand_views, result_places):
+            patch.setattr(views, "LEAST_ROW", 1 + seed // 2 % 2 * 31)
         compare_with_numpy(seed)
 
 
