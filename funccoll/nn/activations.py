@@ -134,9 +134,30 @@ def gelu(x: Float[Any, "*s"], approximate: bool | str = True) -> Float[Any, "*s"
             raise DTypeError(f'gelu: approximate={approximate!r} must be True ("tanh", the default) or False ("none").')
         approximate = approximate == "tanh"
     if approximate:
-        inner = math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))
-        return narrow(0.5 * x * (1 + np.tanh(inner)), given)
+        return narrow(_gelu_by_tanh(x), given)
     return narrow(0.5 * x * (1 + erf(x * math.sqrt(0.5))), given)
+
+
+_GELU_SCALE, _GELU_CUBE = math.sqrt(2 / math.pi), 0.044715
+
+
+def _gelu_tanh(x: Any) -> Any:
+    return np.tanh(_GELU_SCALE * (x + _GELU_CUBE * (x * x * x)))
+
+
+@custom_vjp
+def _gelu_by_tanh(x: Any) -> Any:
+    return 0.5 * x * (1 + _gelu_tanh(x))
+
+
+def _gelu_backward(x: Any, ct: Any) -> tuple[Any]:
+    """With t = tanh(u): (1 + t) / 2 + x (1 - t²) u' / 2, in 9 operations beside t. By the chain rule they would be 17."""
+    t = _gelu_tanh(x)
+    half_slope = 1.5 * _GELU_SCALE * _GELU_CUBE * (x * x) + 0.5 * _GELU_SCALE
+    return (ct * ((1 + t) * (0.5 + x * (1 - t) * half_slope)),)
+
+
+_gelu_by_tanh.defvjp(lambda x: (_gelu_by_tanh(x), x), _gelu_backward)
 
 
 def silu(x: Float[Any, "*s"]) -> Float[Any, "*s"]:

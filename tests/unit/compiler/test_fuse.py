@@ -65,7 +65,7 @@ def test_the_gradient_of_layer_norm_and_gelu_is_one_kernel():
     loss = lambda x, scale, shift: fc.nn.gelu(layer_norm(x, scale, shift)).sum()
     program = fused(fc.grad(loss, (0, 1, 2)), values(4, 8, 64), values(64), values(64))
     (eqn,) = program.equations
-    assert eqn.primitive is fused_p and len(eqn.params["body"].equations) > 50
+    assert eqn.primitive is fused_p and len(eqn.params["body"].equations) > 40
 
 
 def test_a_group_ends_at_products_and_collectives():

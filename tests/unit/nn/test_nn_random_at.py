@@ -155,6 +155,9 @@ def test_gradients_at_the_corner():
     np.testing.assert_allclose(fc.grad(fc.grad(fc.grad(nn.sigmoid)))(0.0), -0.125)
     np.testing.assert_allclose(fc.grad(nn.sigmoid)(-40.0), math.exp(-40), rtol=1e-12)
     np.testing.assert_allclose(fc.grad(nn.gelu)(0.0), 0.5)
+    x = np.linspace(-9, 9, 101)
+    by_the_chain_rule = fc.grad(lambda x: np.sum(f_gelu_tanh(x)))(x)
+    np.testing.assert_allclose(fc.grad(lambda x: np.sum(nn.gelu(x)))(x), by_the_chain_rule, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(fc.grad(nn.erf)(0.0), 2 / math.sqrt(math.pi))
 
 
