@@ -31,7 +31,7 @@ from ..primitives.varying import axis_index_p
 __all__ = ["KEPT", "Move", "exact"]
 
 KEPT = 64
-"""Programs that a job keeps."""
+"""Programs that a job keeps, or a mesh that may end before it."""
 
 Move = Callable[..., Sequence[Any]]
 """A ragged collective in a traced function: (leaves, axes, table, rows of results, **params) -> results."""
@@ -223,8 +223,8 @@ def _program(mesh: Mesh, key: tuple[Any, ...], move: Move, rule: Sizes) -> Calla
 
 
 def _kept(mesh: Mesh, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-    """Return a program of a mesh. The last ones used are kept as long as the job, or the mesh of virtual devices."""
-    member = None if mesh.is_fully_addressable else current()
+    """Return a program of a mesh. The last ones used are kept as long as the job, or a mesh that may end before it."""
+    member = None if mesh.is_fully_addressable or mesh.transport.part is not None else current()
     programs = mesh.programs.setdefault("ragged", {}) if member is None else member.once("ragged collectives", dict)
     key = (mesh, mesh.transport, *key)
     programs[key] = program = programs.pop(key, None) or make()
