@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from .counted_loops import CountedLoops
 from .group import GroupKernel
 from .ir_text import bytes_of
-from .products import REGISTER_BYTES, MatrixProduct, product_text
+from .products import MatrixProduct, product_text
 from .strided_copies import COPY_MEMORY, StridedCopy, copy_text
 from .transposed_copies import TransposedCopy, transposed_copy_text
 
@@ -161,6 +161,6 @@ class _PackedProductWriter(CountedLoops):
                 text = copy_text(name, part)
                 self.declarations["memcpy"] = COPY_MEMORY
             else:
-                text = transposed_copy_text(name, part, REGISTER_BYTES[self.level] // bytes_of(part.kind))
+                text = transposed_copy_text(name, part)
             self.declarations[name] = text
         self.lines.append(f"  call void @{self.parts[part]}({', '.join(f'ptr {place}' for place in places)})")

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from .counted_loops import CountedLoops
 from .ir_text import bytes_of
 
-__all__ = ["REGISTER_BYTES", "MatrixProduct", "chains_of", "product_text"]
+__all__ = ["MatrixProduct", "chains_of", "product_text"]
 
 _ACCUMULATORS = {"x86-64-v3": 12, "x86-64-v4": 24}
 """Registers for sums, of the 16 or 32 of a processor."""
-REGISTER_BYTES = {"x86-64-v3": 32, "x86-64-v4": 64}
-"""The bytes of a register, by kind of processor."""
+_REGISTER_BYTES = {"x86-64-v3": 32, "x86-64-v4": 64}
 _UNROLLED = 8
 """Terms of a sum in one iteration at most."""
 
@@ -84,7 +83,7 @@ class _ProductWriter(CountedLoops):
         self.name, self.product = name, product
         self.chains = min(chains_of(product.rows), product.inner)
         size = bytes_of(product.kind)
-        elements, registers = REGISTER_BYTES[level] // size, _ACCUMULATORS[level]
+        elements, registers = _REGISTER_BYTES[level] // size, _ACCUMULATORS[level]
         wide = 4 if product.rows == 1 and registers > 12 else 2
         self.lanes = min(wide * elements, _power_of_two(product.columns))
         self.block = min(product.rows, registers // (max(1, self.lanes // elements) * self.chains))

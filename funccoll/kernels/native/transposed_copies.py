@@ -9,6 +9,9 @@ from .ir_text import bytes_of
 
 __all__ = ["TransposedCopy", "transposed_copy_text"]
 
+_EDGE = 8
+"""Rows and columns of a block. With 16 the text takes twice as long to compile, and its copies as long as these."""
+
 
 @dataclass(frozen=True)
 class TransposedCopy:
@@ -26,8 +29,8 @@ class TransposedCopy:
     target: int
 
 
-def transposed_copy_text(name: str, copy: TransposedCopy, edge: int) -> str:
-    """Return the function of a copy, in blocks of `edge` x `edge` elements. It takes the addresses of source and target."""
+def transposed_copy_text(name: str, copy: TransposedCopy) -> str:
+    """Return the function of a copy. It takes the addresses of source and target."""
     text = CountedLoops()
 
     def place(base: str, i: str, between: int, j: str, r: int) -> str:
@@ -35,7 +38,7 @@ def transposed_copy_text(name: str, copy: TransposedCopy, edge: int) -> str:
 
     def block(i: str, rows: int, j: str, columns: int) -> None:
         align = bytes_of(copy.kind)
-        if rows < edge or columns < edge:
+        if rows < _EDGE or columns < _EDGE:
             for r in range(rows):
                 for c in range(columns):
                     source = text.place(copy.kind, "%s", (i, copy.source), (j, 1), (str(r), copy.source), (str(c), 1))
@@ -43,15 +46,15 @@ def transposed_copy_text(name: str, copy: TransposedCopy, edge: int) -> str:
                     target = text.place(copy.kind, "%t", (j, copy.target), (i, 1), (str(c), copy.target), (str(r), 1))
                     text.lines.append(f"  store {copy.kind} {moved}, ptr {target}, align {align}")
             return
-        vector = f"<{edge} x {copy.kind}>"
-        lines = [text.emit(f"load {vector}, ptr {place('%s', i, copy.source, j, r)}, align {align}") for r in range(edge)]
+        vector = f"<{_EDGE} x {copy.kind}>"
+        lines = [text.emit(f"load {vector}, ptr {place('%s', i, copy.source, j, r)}, align {align}") for r in range(_EDGE)]
         for r, line in enumerate(_turned(text, lines, vector)):
             text.lines.append(f"  store {vector} {line}, ptr {place('%t', j, copy.target, i, r)}, align {align}")
 
     text.loop(
         copy.rows,
-        edge,
-        lambda i, rows: text.loop(copy.columns, edge, lambda j, columns: block(i, rows, j, columns)),
+        _EDGE,
+        lambda i, rows: text.loop(copy.columns, _EDGE, lambda j, columns: block(i, rows, j, columns)),
     )
     return text.function(name, "ptr %s, ptr %t")
 
