@@ -19,6 +19,7 @@ fc.init()
 cases.random_groups(3, 6)
 if fc.world_size() == 4:
     cases.parts_and_splits()
+cases.many(20, True)  # until as many groups as ever are alive at once
 (_, half), (_, whole) = cases.many(20, True)
 assert half == whole, (half, whole)
 os.write(1, f"rank {fc.rank()} is fine\\n".encode())
