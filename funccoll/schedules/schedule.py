@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .proof.prove import Proof
     from .streams.streams import Streams
 
-__all__ = ["Schedule", "build"]
+__all__ = ["Schedule", "build", "moves_of"]
 
 _PICTURE = 60_000
 """The most characters of a picture in a notebook's view."""
@@ -418,6 +418,42 @@ def build(
         output[0]@0 := input[0]@0
         output[0]@1 := input[0]@0
     """
+    channels = check_count(channels, f"{kind}: channels")
+    found, collective, host_map, batches = _moves_of(kind, nranks, algorithm, root, chunks, hosts, levels, pairs, reverse)
+    return _assemble(collective, found, tuple(batches), channels, host_map)
+
+
+def moves_of(
+    kind: str,
+    nranks: int,
+    algorithm: str,
+    *,
+    root: int = 0,
+    chunks: int | None = None,
+    hosts: int | Sequence[int] | None = None,
+    pairs: Sequence[tuple[int, int]] = (),
+    reverse: bool = False,
+) -> tuple[Collective, Iterator[Batch]]:
+    """Return the collective and the moves of a schedule, of one channel, each batch made when you read it.
+
+    Arguments and errors are those of `build`.
+    """
+    _, collective, _, batches = _moves_of(kind, nranks, algorithm, root, chunks, hosts, None, pairs, reverse)
+    return collective, batches
+
+
+def _moves_of(
+    kind: str,
+    nranks: int,
+    algorithm: str | None,
+    root: int,
+    chunks: int | None,
+    hosts: int | Sequence[int] | None,
+    levels: tuple[int, int] | None,
+    pairs: Sequence[tuple[int, int]],
+    reverse: bool,
+) -> tuple[Algorithm, Collective, tuple[int, ...] | None, Iterator[Batch]]:
+    """Return the algorithm, its collective, the host of each rank and the moves, after checks of the arguments of `build`."""
     Collective(kind, nranks, root, check_pairs(pairs), reverse=reverse).check()
     nranks, root = int(nranks), int(root)  # NumPy's integers may be narrow
     collective = Collective(kind, nranks, root, check_pairs(pairs))
@@ -428,7 +464,6 @@ def build(
             f"{kind} algorithm {found.name!r} has its own number of chunks, {found.default_chunks(nranks, host_map)} for "
             f"{nranks} ranks; chunks={chunks!r} was given. {_takers(kind, 'chunks')}"
         )
-    channels = check_count(channels, f"{kind}: channels")
     chunks = check_count(found.default_chunks(nranks, host_map) if chunks is None else chunks, f"{kind}: chunks")
     collective = replace(collective, chunks=chunks)
     counted = check_host_map(host_map[::-1], None, nranks) if reverse and host_map else host_map
@@ -440,10 +475,10 @@ def build(
         "pairs": collective.pairs,
     }
     arguments = {name: value for name, value in given.items() if name in found.options}
-    batches = tuple(_rounds(found, collective, arguments))
+    batches = _rounds(found, collective, arguments)
     if reverse:
-        collective, batches = replace(collective, reverse=True), tuple([mirrored(batch, nranks) for batch in batches])
-    return _assemble(collective, found, batches, channels, host_map)
+        collective, batches = replace(collective, reverse=True), (mirrored(batch, nranks) for batch in batches)
+    return found, collective, host_map, batches
 
 
 def _host_map(found: Algorithm, nranks: int, hosts: Any, levels: Any) -> tuple[int, ...] | None:

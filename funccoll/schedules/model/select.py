@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,9 +17,10 @@ from ...core.types import bfloat16, check_dtype
 from ...errors import DTypeError, ScheduleError
 from ..collective import KINDS, Collective, check_pairs
 from ..host_map import check_host_map, levels_of
+from ..moves import Batch
 from ..registry import Algorithm, known
 from ..runs import expand
-from ..schedule import Schedule, build
+from ..schedule import Schedule, build, moves_of
 from .cost import Cost, chunk_bytes
 from .topology import Topology, check_topology
 
@@ -47,6 +48,8 @@ A schedule with more places in its columns is not built for comparison. One with
 comparison.
 """
 _NARROW = (np.dtype(np.float16), bfloat16)
+Given = tuple[tuple[str, Any], ...]
+"""Arguments of `build` by name, as a key."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,7 +280,7 @@ def _may_be_direct(algorithm: Algorithm, question: AlgorithmQuestion) -> bool:
     if p > _SMALL or algorithm.refusal(p) or (algorithm.is_hierarchical and question.hosts is None):
         return True  # the comparison reports it
     try:
-        return any(_forwards_nothing(_built(algorithm, question, chunks)) for chunks in _numbers(algorithm, question))
+        return any(_reads_what_is_there(algorithm, p, n, _given(algorithm, question)) for n in _numbers(algorithm, question))
     except Exception:  # a user's generator may raise anything; the comparison reports it
         return True
 
@@ -292,16 +295,28 @@ def _numbers(algorithm: Algorithm, question: AlgorithmQuestion) -> Sequence[int 
 @functools.lru_cache(maxsize=1024)
 def _forwards_nothing(schedule: Schedule) -> bool:
     """Return True if ranks read inputs, and besides these only what they have written themselves."""
-    p = schedule.nranks
-    inputs = schedule.collective.input_chunks * p  # places of inputs come first
-    if all(bool((batch.src < inputs).all()) for batch in schedule.batches):
-        return True
-    if not schedule.collective.meaning.prefix:
-        return False
-    writer = np.full(schedule.places.size, -1)
-    for batch in schedule.batches:
+    return _read_what_is_there(schedule.collective, schedule.batches)
+
+
+@functools.lru_cache(maxsize=4096)
+def _reads_what_is_there(algorithm: Algorithm, nranks: int, chunks: int | None, given: Given) -> bool:
+    """Return the same of a schedule that is built as far as its first move that forwards."""
+    return _read_what_is_there(*moves_of(algorithm.kind, nranks, algorithm.name, chunks=chunks, **dict(given)))
+
+
+def _read_what_is_there(collective: Collective, batches: Iterable[Batch]) -> bool:
+    """Return True if the moves read inputs, and in a scan what the rank that moves has written itself."""
+    p = collective.nranks
+    inputs, scans = collective.input_chunks * p, collective.meaning.prefix  # places of inputs come first
+    writer = np.full(0, -1)
+    for batch in batches:
+        if not scans:
+            if not (batch.src < inputs).all():
+                return False
+            continue
         dst, src, row = expand(batch, p)
-        by = batch.by[row][:, None]
+        by, places = batch.by[row][:, None], 1 + int(max(dst.max(), src.max()))
+        writer = np.pad(writer, (0, max(0, places - len(writer))), constant_values=-1)
         if not ((src < inputs) | (writer[src] == by)).all():
             return False
         writer[dst] = by
@@ -366,18 +381,23 @@ def _variants(algorithm: Algorithm, question: AlgorithmQuestion) -> Iterator[Can
 
 def _built(algorithm: Algorithm, question: AlgorithmQuestion, chunks: int | None) -> Schedule:
     """Return the schedule. Questions that differ only in bytes share it."""
+    nranks = question.topology.nranks
+    return (_build if nranks <= _SMALL else _build.__wrapped__)(algorithm, nranks, chunks, _given(algorithm, question))
+
+
+def _given(algorithm: Algorithm, question: AlgorithmQuestion) -> Given:
+    """Return the arguments of `build` that the question has for an algorithm."""
     given: dict[str, Any] = {"root": question.root, "pairs": question.pairs}
     given = {name: value for name, value in given.items() if name in algorithm.options}
     if question.reverse:
         given["reverse"] = True
     if algorithm.is_hierarchical:
         given["hosts"] = question.hosts
-    nranks = question.topology.nranks
-    return (_build if nranks <= _SMALL else _build.__wrapped__)(algorithm, nranks, chunks, tuple(given.items()))
+    return tuple(given.items())
 
 
 @functools.lru_cache(maxsize=256)
-def _build(algorithm: Algorithm, nranks: int, chunks: int | None, given: tuple[tuple[str, Any], ...]) -> Schedule:
+def _build(algorithm: Algorithm, nranks: int, chunks: int | None, given: Given) -> Schedule:
     return build(algorithm.kind, nranks, algorithm.name, chunks=chunks, **dict(given))
 
 

@@ -355,6 +355,22 @@ def test_an_algorithm_of_the_users_is_considered(registered):
     assert table == {"mine": "chosen", "broken": 'it raises IndexError: build("permute", ..., "broken").prove() tells'}
 
 
+@pytest.mark.parametrize("kind", ["all_gather", "inclusive_scan"])
+def test_what_forwards_is_built_up_to_there(registered, kind):
+    """Where inputs can be read, another algorithm is chosen anyway: to build all would take most of the time of a choice."""
+    built = []
+
+    @algorithm(kind)
+    def forwards(p):
+        yield Move((1, "output", 0), (0, "input", 0))
+        yield Move((2, "output", 0), (1, "output", 0))
+        built.append("more than that")
+
+    assert select(kind, 3, 64).algorithm != "forwards" and not built
+    explain(kind, 3, 64)
+    assert built
+
+
 def test_many_ranks_are_compared_by_what_can_be_built():
     topology = Topology.nvlink_infiniband(300, ranks_per_host=8)
     found = reasons(explain("all_gather", topology, 1 << 24))
