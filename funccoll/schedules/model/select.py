@@ -207,6 +207,8 @@ def _select(question: AlgorithmQuestion, known: tuple[Algorithm, ...]) -> Schedu
         # No algorithm that forwards is chosen if another can be. Their costs take longest here, so they are not computed.
         few = tuple(a for a in known if _may_be_direct(a, question))
         if 0 < len(few) < len(known):
+            if (only := _only_direct(replace(question, nbytes=1), few)) is not None:
+                return only
             try:
                 found, best = weigh_candidates(question, few, thorough=False)
             except ScheduleError:  # none of these may be chosen: another can be, or the error names all
@@ -215,6 +217,19 @@ def _select(question: AlgorithmQuestion, known: tuple[Algorithm, ...]) -> Schedu
                 return best.schedule or _built(best.algorithm, question, None)
     _, best = weigh_candidates(question, known, thorough=False)
     return best.schedule or _built(best.algorithm, question, None)
+
+
+@functools.lru_cache(maxsize=256)
+def _only_direct(question: AlgorithmQuestion, few: tuple[Algorithm, ...]) -> Schedule | None:
+    """Return the schedule of the only algorithm of these that may be chosen, if it reads directly: so it does for all bytes."""
+    if question.preset is not None:  # bytes decide which order of combination is the preset's
+        return None
+    try:
+        found = [c for c in weigh_candidates(question, few, thorough=False)[0] if c.objection is None]
+    except ScheduleError:
+        return None
+    (only,) = found if len(found) == 1 else (None,)
+    return only.schedule if only and "chunks" not in only.algorithm.options and _is_direct(only) else None
 
 
 def weigh_candidates(
