@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -244,6 +245,12 @@ class Program:
             if isinstance(atom, Var) and atom not in known:
                 raise FunccollError("an output of the program is not defined.")
         return self
+
+    def has_parts_of(self, other: Program) -> bool:
+        """Return True if it has the very constants, inputs, equations and outputs of another program, which is checked."""
+        mine = self.constants, self.inputs, self.equations, self.outputs
+        theirs = other.constants, other.inputs, other.equations, other.outputs
+        return all(len(a) == len(b) and all(map(operator.is_, a, b)) for a, b in zip(mine, theirs, strict=True))
 
     def unfused(self) -> Program:
         """Return the program before equations became groups, at all depths."""

@@ -64,7 +64,7 @@ def run_passes(program: Program, choose: choose_algorithms.Choose, check: bool =
     if check:
         program.check(derived)
     for rewrite in (*PASSES, lambda p: choose_algorithms.choose_algorithms(p, choose)):
-        program = at_all_depths(rewrite)(program)
-        if check:
+        before, program = program, at_all_depths(rewrite)(program)
+        if check and not program.has_parts_of(before):
             program.check(derived)
     return program
