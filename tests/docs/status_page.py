@@ -6,6 +6,7 @@ It also writes the short table of README.md, between the marks that `BEGIN` and 
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +40,7 @@ def marks_of(source: str) -> list[ast.Call]:
     return [call for call in calls if ast.unparse(call.func) == "pytest.mark.covers"]
 
 
+@functools.cache
 def features_of(source: str) -> list[str]:
     """Return the ids of the features that a test module covers."""
     return [ast.literal_eval(argument) for call in marks_of(source) for argument in call.args]

@@ -49,9 +49,10 @@ def test_every_module_says_what_it_covers():
 def test_every_marker_is_in_pytestmark():
     """The page reads that alone: a marker of a function would say nothing."""
     for path, source in sources():
-        if "covers" in source:
-            used = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Attribute) and n.attr == "covers"]
-            assert len(used) <= 1 and bool(used) == bool(features_of(source)), path
+        if source.count(".covers") == len(features_of(source)[:1]):
+            continue  # it is that one: to parse all files takes a second
+        used = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Attribute) and n.attr == "covers"]
+        assert len(used) <= 1 and bool(used) == bool(features_of(source)), path
 
 
 def test_what_works_is_tested_and_what_is_not_there_is_not():

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import settings
 
-FEW = 25
+FEW = 12
 """Examples of a test that names no number, in `make test`."""
 
 
@@ -20,6 +20,6 @@ def register_profiles() -> None:
 
 
 def examples(many: int, few: int | None = None, **others: Any) -> settings:
-    """`many` examples in `make test-slow`, and `few`, by default a quarter of them, in `make test`; `others` are settings."""
-    count = many if settings.get_current_profile_name() == "many" else many // 4 if few is None else few
+    """`many` examples in `make test-slow`, and `few`, by default an eighth of them, in `make test`; `others` are settings."""
+    count = many if settings.get_current_profile_name() == "many" else max(1, many // 8) if few is None else few
     return settings(max_examples=count, **others)

@@ -114,7 +114,10 @@ step(np.ones(n))
 @pytest.mark.parametrize(
     ("n", "what", "code", "words"),
     [
-        (3, "raise", 1, r"rank 2 raised Slow: it is told late at script.py:\d+ \(<module>\)"),
+        (2, "raise", 1, r"rank 1 raised Slow: it is told late at script.py:\d+ \(<module>\)"),
+        pytest.param(
+            3, "raise", 1, r"rank 2 raised Slow: it is told late at script.py:\d+ \(<module>\)", marks=pytest.mark.slow
+        ),
         pytest.param(
             3, "raise and end late", 1, r"rank 2 raised ValueError at script.py:\d+ \(<module>\)", marks=pytest.mark.slow
         ),

@@ -125,7 +125,7 @@ def test_a_mismatch_is_told_however_late_ranks_say_what_they_run(vendor, algorit
 @pytest.mark.parametrize(
     ("vendor", "how", "algorithm"),
     [
-        (VENDORS[0].values[0], "axes", None),
+        (VENDORS[0].values[0], "meshes", None),
         *(
             pytest.param(vendor.values[0], how, algorithm, marks=[*vendor.marks, pytest.mark.slow])
             for vendor in VENDORS

@@ -153,7 +153,7 @@ DEEDS = st.sampled_from(["publish", "publish", "publish again", "acquire", "acqu
 TIMES = np.array([[0, 1, 1], [0, 1, 0], [0, 0, 2], [0, 2, 1]])
 
 
-@examples(400, few=60)
+@examples(400, few=30)
 @given(st.lists(st.tuples(DEEDS, st.integers(0, 23)), min_size=10, max_size=30))
 def test_no_block_is_used_again_before_all_have_given_it_back(deeds):
     """Two ranks acquire, more than once, what the first one publishes, and release it in any order.

@@ -225,7 +225,7 @@ def test_memory_that_a_group_reads_twice_is_not_written_to():
 
 @given(st.integers(0, 1 << 32))
 @example(1194)  # a value that two groups read along different axes
-@examples(600, few=25)
+@examples(600, few=12)
 def test_random_programs_compute_what_numpy_does(seed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rematerialize, "_LEAST_BYTES", seed % 2 << 16)

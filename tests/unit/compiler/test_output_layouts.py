@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import funccoll as fc
@@ -17,6 +17,7 @@ from funccoll.core.ir import _PRIMITIVES
 from funccoll.errors import OutSpecsError, PytreeError
 from funccoll.transforms.custom_primitives import USERS_PRIMITIVES
 from tests.support.cases.layout_programs import MESH, random_program
+from tests.support.example_counts import examples
 from tests.support.groups import in_groups
 from tests.support.misuse import wrong
 
@@ -32,7 +33,7 @@ def laid_out(body, *specs, args=(X,), out: Any = fc.AUTO):
     return traced.signature.out_tree.unflatten([layout.sharding.spec for layout in traced.signature.out_layouts])
 
 
-@settings(max_examples=60)
+@examples(120)
 @given(st.randoms(use_true_random=False), st.integers(1, 8))
 def test_random_programs_have_the_value_that_numpy_gives_whole_arrays(random, steps):
     inputs, program, value = random_program(lambda n: random.randrange(n), steps)
@@ -163,7 +164,7 @@ def test_what_is_of_each_block_alone_is_refused(name):
 entries = st.sampled_from([slice(None), slice(0, 2), None, 1, "array", "column"])
 
 
-@settings(max_examples=60)
+@examples(120)
 @given(st.lists(entries, max_size=5), st.integers(0, 3), st.booleans(), st.booleans())
 def test_indices_take_axes_where_numpy_takes_the_dimension(items, dim, of_array, update):
     """Of an array of 2 x 2 x 2 x 2 on each device dimension `dim` is split, or dimension 0 of its first index array."""

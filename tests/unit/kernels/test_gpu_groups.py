@@ -82,7 +82,7 @@ def run(group: FusedGroup, inputs: Sequence[np.ndarray], order: np.ndarray = ORD
 # ---------------------------------------------------------------- results
 
 
-@examples(300, 15)
+@examples(300, 8)
 @given(seed=st.integers(0, 1 << 32), short=st.booleans(), few=st.booleans(), large=st.booleans())
 def test_random_groups(seed: int, short: bool, few: bool, large: bool) -> None:
     """`few` elements make several launches, and `large` domains have indices of 64 bits."""

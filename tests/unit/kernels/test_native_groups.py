@@ -12,7 +12,7 @@ import random
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from funccoll.kernels import object_cache
@@ -23,6 +23,7 @@ from funccoll.kernels.native.group import FusedGroup, GroupStep, GroupValue
 from funccoll.kernels.native.group_kernel import BLOCK_ROWS, BLOCK_VECTORS, fits, group_kernel
 from funccoll.kernels.native.ir_text import LANES
 from tests.support.cases.drawn_groups import DTYPES, drawn, evaluated, reduction, shape, softmax, whole_numbers
+from tests.support.example_counts import examples
 
 pytestmark = [
     pytest.mark.covers("jit"),
@@ -31,6 +32,8 @@ pytestmark = [
 
 BEST = machine_code.processor_level()
 LEVELS = machine_code.LEVELS[: machine_code.LEVELS.index(BEST) + 1] if BEST else ()
+SHORT = (2, 3, 4, 5, 7, 8)
+"""Lengths of rows of which a vector holds several."""
 GUARD = 64
 """The bytes before and behind each result and workspace that no kernel may write."""
 
@@ -116,7 +119,7 @@ def test_a_value_counts_once_along_the_axes_that_it_lacks(axes, operation):
 
 
 @pytest.mark.parametrize("short", [False, True])
-@settings(max_examples=40, deadline=None)
+@examples(100)
 @given(seed=st.integers(0, 1 << 32))
 def test_random_groups(short, seed):
     group = drawn(seed, short)
@@ -143,7 +146,7 @@ def in_other_memory(group, arrays, seed):
     return dataclasses.replace(group, values=tuple(values)), memory
 
 
-@settings(max_examples=40, deadline=None)
+@examples(100)
 @given(seed=st.integers(0, 1 << 32))
 def test_operands_in_other_memory(seed):
     group = drawn(seed)
@@ -241,8 +244,17 @@ def signed(sizes, kind):
     return FusedGroup(sizes, (whole, row, whole), (0,), steps, (2,))
 
 
-@pytest.mark.parametrize("kind", ["float", "double", "half"])
-@pytest.mark.parametrize("length", [2, 3, 4, 5, 7, 8])
+@pytest.mark.parametrize(
+    ("length", "kind"),
+    [
+        *((length, "float") for length in SHORT),
+        *(
+            pytest.param(length, kind, marks=() if length in few else pytest.mark.slow)
+            for kind, few in (("double", (2, 5, 8)), ("half", (3, 7)))
+            for length in SHORT
+        ),
+    ],
+)
 def test_short_rows_have_the_results_of_rows_alone(length, kind):
     x = (3 * np.random.default_rng(length).standard_normal((21, length))).astype(DTYPES[kind])
     x[3, 0], x[4], x[5, -1], x[6], x[7, ::2] = np.nan, -np.inf, np.inf, -0.0, -0.0

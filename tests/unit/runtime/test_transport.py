@@ -7,7 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 import funccoll as fc
 from funccoll import P
@@ -17,6 +17,7 @@ from funccoll.core.mesh import Mesh
 from funccoll.runtime.transport import load_transport
 from tests.support.cases.collective_cases import CASES, dtypes_of, sample
 from tests.support.cases.step_programs import STEPS, program
+from tests.support.example_counts import examples
 from tests.support.fakes.thread_transport import ThreadTransport, in_threads
 from tests.support.spmd import axis_choices, bits, per_device, size
 
@@ -143,7 +144,7 @@ def test_transports_are_found_by_name():
     assert load_transport("local").name == "local" and load_transport("shm").name == "shm"
 
 
-@settings(max_examples=40, deadline=None)
+@examples(100)
 @given(STEPS)
 def test_compute_overwrites_results_of_collectives_only_when_they_are_dead(choices):
     """Between processes large results are reused; here all are."""

@@ -351,7 +351,7 @@ def tokens(text: str) -> list[str]:
     return text.split('"')
 
 
-@examples(600, few=40, suppress_health_check=[HealthCheck.too_slow])
+@examples(600, few=16, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_a_mutated_file_is_refused_or_is_still_right(data):
     """Change values, lines or characters of a valid file: a ScheduleError, or a schedule that gives what NumPy gives."""

@@ -168,11 +168,12 @@ def test_every_algorithm(p):
     run_variants(p, 2, 1, every=3 if p < 6 else 6, several=(2 + p % 2,))
 
 
-def test_every_algorithm_for_16_ranks():
+@pytest.mark.parametrize("p", [8, pytest.param(16, marks=pytest.mark.slow)])
+def test_every_algorithm_for_a_power_of_two(p):
     for kind in KINDS:
-        for name in fs.algorithms(kind, 16):
-            pairs = [(r, (r + 3) % 16) for r in range(16)] if kind == "permute" else ()
-            run_all(built(kind, 16, name, pairs=pairs), 2, (np.float32,))
+        for name in fs.algorithms(kind, p):
+            pairs = [(r, (r + 3) % p) for r in range(p)] if kind == "permute" else ()
+            run_all(built(kind, p, name, pairs=pairs), 2, (np.float32,))
 
 
 # The proof is of every size; what a size adds here is how its streams are lowered: the small ones have it all.

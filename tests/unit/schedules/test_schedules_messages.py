@@ -70,11 +70,12 @@ def test_every_algorithm(p):
         run_all(built(kind, p, name, channels=1 + (number + p) % 2, **options), 2)
 
 
-def test_every_algorithm_for_16_ranks():
+@pytest.mark.parametrize("p", [8, pytest.param(16, marks=pytest.mark.slow)])
+def test_every_algorithm_for_a_power_of_two(p):
     for kind in KINDS:
-        for name in fs.algorithms(kind, 16):
-            pairs = [(r, (r + 3) % 16) for r in range(16)] if kind == "permute" else ()
-            run_all(built(kind, 16, name, pairs=pairs), 2)
+        for name in fs.algorithms(kind, p):
+            pairs = [(r, (r + 3) % p) for r in range(p)] if kind == "permute" else ()
+            run_all(built(kind, p, name, pairs=pairs), 2)
 
 
 def run_variants(p: int, orders: int) -> None:
