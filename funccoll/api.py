@@ -30,9 +30,10 @@ from .compiler.jit import clear_caches, jit
 from .compiler.placement import asarray, device_put, from_local, spec_like
 from .compiler.redistribute import redistribute
 from .core.dtype_promotion import DTypePromotionWarning
-from .core.mesh import Mesh, Sharding, abstract_mesh
+from .core.mesh import Mesh, abstract_mesh
 from .core.named_scopes import named_scope
 from .core.partition_spec import P
+from .core.sharding import Sharding
 from .core.traced_ranks import TracedRankWarning
 from .core.types import ArrayType, bfloat16
 from .errors import FunccollError, PlannedError, PlannedNameError

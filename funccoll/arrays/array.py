@@ -10,7 +10,7 @@ import numpy as np
 
 from ..core.c_extension import extension
 from ..core.interpreter import Traced, current_interpreter
-from ..core.mesh import Sharding
+from ..core.sharding import Sharding
 from ..core.types import ArrayType, bfloat16, dtype_name
 from ..errors import DeletedArrayError, InPlaceError, MeshError, MissingMethodError, hide_frames, user_frames
 from ..ops.indexing import getitem_traced

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..core.array_order import in_c_order
-from ..core.mesh import Mesh, Sharding, copy_coordinates
+from ..core.mesh import Mesh, copy_coordinates
+from ..core.sharding import Sharding
 from ..core.types import ArrayType
 from ..core.weak_values import WeakValues
 

@@ -11,10 +11,11 @@ from typing import Any
 import optree
 
 from ..core.dtype_promotion import Mode
-from ..core.mesh import Mesh, Sharding
+from ..core.mesh import Mesh
 from ..core.partition_spec import P
 from ..core.pytree_differences import classes_at_difference, prefix_difference
 from ..core.pytree_paths import names_below, parameter_names, signature_of
+from ..core.sharding import Sharding
 from ..errors import PytreeError, ShardingError, TraceError
 from ..tracing.trace import sharding_of
 

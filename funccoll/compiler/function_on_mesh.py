@@ -16,9 +16,10 @@ from ..arrays.array_like import device_type_of, shape_and_dtype
 from ..core.dtype_promotion import recorded
 from ..core.interpreter import Traced, current_interpreter
 from ..core.ir import Equation
-from ..core.mesh import Mesh, Sharding
+from ..core.mesh import Mesh
 from ..core.named_scopes import outside_scopes
 from ..core.pytree_paths import names_below, path_name
+from ..core.sharding import Sharding
 from ..errors import DeviceError, OutSpecsError, Source, TraceError, VaryingError
 from ..job.job_context import on_device, transport_of
 from ..ops.elementwise import scalar_type

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.ir import Atom, Equation, Primitive, Program, Var
-from ..core.mesh import Mesh, Sharding
+from ..core.mesh import Mesh
 from ..core.partition_spec import P
+from ..core.sharding import Sharding
 from ..core.types import ArrayType
 from ..errors import OutSpecsError
 from ..primitives.control_flow import cond_p, scan_p, while_p

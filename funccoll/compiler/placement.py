@@ -14,8 +14,9 @@ from ..arrays.array_layout import NO_MESH, layout_of
 from ..arrays.array_like import device_type_of, to_numpy
 from ..core.block_ranges import block_sizes
 from ..core.interpreter import Traced, current_interpreter
-from ..core.mesh import Mesh, Sharding
+from ..core.mesh import Mesh
 from ..core.partition_spec import P
+from ..core.sharding import Sharding
 from ..core.types import check_dtype, dtype_name
 from ..errors import DTypeError, MeshError, ShapeError, ShardingError, TraceError, user_frames
 from ..job.job_context import on_device, transport_of

@@ -20,9 +20,10 @@ from ..arrays.array import Array
 from ..arrays.array_layout import ArrayLayout, layout_of
 from ..core.interpreter import Traced, bind, evaluate
 from ..core.ir import Equation, Program
-from ..core.mesh import Mesh, Sharding
+from ..core.mesh import Mesh
 from ..core.partition_spec import P
 from ..core.pytree_paths import parameter_names
+from ..core.sharding import Sharding
 from ..core.types import ArrayType, is_inexact
 from ..errors import ShardingError, Source, current_source
 from ..primitives.shard_map_call import shard_map_call_p

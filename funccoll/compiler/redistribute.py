@@ -7,8 +7,8 @@ from typing import Any
 from ..arrays.array import Array
 from ..arrays.array_layout import layout_of
 from ..core.interpreter import Traced, current_interpreter
-from ..core.mesh import Sharding
 from ..core.partition_spec import P
+from ..core.sharding import Sharding
 from ..errors import TraceError, current_source, user_frames
 from ..tracing.trace import sharding_of
 from .program_calls import moved

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from ..collectives.functions import all_gather, all_to_all, own_slice, permute
-from ..core.mesh import Mesh, Sharding
+from ..core.mesh import Mesh
 from ..core.partition_spec import P
+from ..core.sharding import Sharding
 
 __all__ = ["reshard"]
 

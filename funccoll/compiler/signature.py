@@ -12,9 +12,10 @@ import optree
 from ..arrays.array import Array
 from ..arrays.array_layout import ArrayLayout, layout_of
 from ..core.dtype_promotion import Widening
-from ..core.mesh import Mesh, Sharding
+from ..core.mesh import Mesh
 from ..core.pytree_differences import first_difference
 from ..core.pytree_paths import names_below
+from ..core.sharding import Sharding
 from ..errors import Source, current_source
 
 __all__ = ["Signature"]

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..arrays.array import Array
     from .ir import Program
-    from .mesh import Mesh, Sharding
+    from .mesh import Mesh
+    from .sharding import Sharding
 
 __all__ = [
     "array_table",

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.block_ranges import block_range, block_size, block_sizes
-from ..core.mesh import Sharding
+from ..core.sharding import Sharding
 from ..errors import DrawingError
 from .drawing import Drawing
 from .scene import Axis, Boxes, Panel, Scene

@@ -11,8 +11,9 @@ import optree
 
 from ..arrays.array import Array
 from ..arrays.array_like import to_numpy
-from ..core.mesh import Mesh, Sharding
+from ..core.mesh import Mesh
 from ..core.partition_spec import P
+from ..core.sharding import Sharding
 from ..core.types import dtype_name
 from ..errors import ProgramMismatch, user_frames
 from .job_context import init, transport_of

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.mesh import Mesh, Sharding, number_hosts
+from ..core.mesh import Mesh, number_hosts
 from ..core.partition_spec import P
+from ..core.sharding import Sharding
 from ..errors import MeshError, PlannedError, user_frames
 from ..runtime.transport import mesh_number
 from .job_context import init, transport_of, world_size

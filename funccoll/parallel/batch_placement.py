@@ -14,9 +14,10 @@ from ..arrays.array_like import to_numpy
 from ..arrays.value_hash import value_hash
 from ..collectives.functions import Axes
 from ..compiler.placement import device_put, from_local
-from ..core.mesh import Mesh, Sharding
+from ..core.mesh import Mesh
 from ..core.partition_spec import P, normalize_axes
 from ..core.pytree_paths import path_name
+from ..core.sharding import Sharding
 from ..errors import EqualRowsWarning, ShapeError, ShardingError, TraceError, user_source, warn_at
 from ..job.process_allgather import is_equal_on_all
 

@@ -20,9 +20,10 @@ from ..compiler.arguments import AUTO
 from ..compiler.jit import jit
 from ..compiler.placement import device_put, from_local
 from ..core.keyword_errors import explains_keywords
-from ..core.mesh import Mesh, Sharding
+from ..core.mesh import Mesh
 from ..core.partition_spec import P, normalize_axes
 from ..core.pytree_paths import path_name
+from ..core.sharding import Sharding
 from ..core.types import dtype_name, is_inexact
 from ..errors import (
     CheckpointError,

@@ -15,9 +15,10 @@ from ..arrays.array_like import to_numpy
 from ..collectives.functions import Axes, all_gather
 from ..compiler.jit import jit
 from ..compiler.placement import from_local
-from ..core.mesh import Mesh, Sharding
+from ..core.mesh import Mesh
 from ..core.partition_spec import P
 from ..core.pytree_differences import first_difference
+from ..core.sharding import Sharding
 from ..errors import FunccollError, MeshError, PytreeError, ShapeError, TraceError, UnevenBatchesError
 from ..job.job_context import on_device
 

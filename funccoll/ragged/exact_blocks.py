@@ -21,8 +21,9 @@ from ..collectives.functions import all_gather
 from ..compiler.jit import jit
 from ..compiler.placement import from_local
 from ..core.interpreter import as_array, bind
-from ..core.mesh import Mesh, Sharding
+from ..core.mesh import Mesh
 from ..core.partition_spec import P, axes_in_words
+from ..core.sharding import Sharding
 from ..errors import DTypeError, MeshError, PytreeError, ShapeError
 from ..job.job_context import current, transport_of
 from ..ops.indexing import getitem

@@ -17,7 +17,8 @@ from ..arrays.array import Array
 from ..arrays.array_layout import ArrayLayout
 from ..config import TRANSPORT
 from ..core.ir import Var
-from ..core.mesh import Mesh, Sharding
+from ..core.mesh import Mesh
+from ..core.sharding import Sharding
 from ..errors import PlannedError, RendezvousError, Source
 from ..platforms.device import Copies, Device
 from .collective_call import CollectiveCall

@@ -14,8 +14,8 @@ import optree
 
 from ..core.interpreter import Interpreter, Traced, as_array, current_interpreter, leaked, reports_off, use_interpreter
 from ..core.ir import Atom, Equation, Literal, Primitive, Program, Var, infer
-from ..core.mesh import Sharding
 from ..core.pytree_paths import path_name
+from ..core.sharding import Sharding
 from ..core.types import ArrayType, check_dtype, type_of
 from ..errors import (
     ConcretizationError,

@@ -174,3 +174,5 @@ def test_typing_imports_are_told_apart():
         ("funccoll.core.types", False, False),
         ("numba", True, False),
     ]
+    (executed,) = imports_of("if not TYPE_CHECKING:\n    from .types import x", "funccoll.core.display", False)
+    assert not executed.typing

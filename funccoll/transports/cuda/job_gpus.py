@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from ...core.ir import Program
-from ...core.mesh import Mesh, Sharding
+from ...core.mesh import Mesh
 from ...core.partition_spec import P
+from ...core.sharding import Sharding
 from ...errors import MeshError
 from ...platforms.device import GpuDevice, Run
 from ...platforms.gpu.array_fold import array_fold

@@ -11,8 +11,9 @@ from typing import Protocol
 
 import numpy as np
 
-from ...core.mesh import Mesh, ReplicaGroups, Sharding
+from ...core.mesh import Mesh, ReplicaGroups
 from ...core.partition_spec import P
+from ...core.sharding import Sharding
 from ...errors import FunccollError, MeshError
 from ...kernels.kernel_context import LINE_BYTES
 from .virtual_devices import Gpu

@@ -13,7 +13,7 @@ import numpy as np
 from ...arrays.array import Array
 from ...arrays.array_layout import ArrayLayout
 from ...arrays.value_hash import value_hash
-from ...core.mesh import Sharding
+from ...core.sharding import Sharding
 from ...errors import ShardingError, call_path
 from ..plans.control_block import Communicator
 from .passed_arguments import PassedArgument, PassedArguments

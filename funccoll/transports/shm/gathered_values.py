@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from ...arrays.array_layout import ArrayLayout
-from ...core.mesh import Mesh, Sharding
+from ...core.mesh import Mesh
 from ...core.partition_spec import P
+from ...core.sharding import Sharding
 from ...core.types import ArrayType
 from ...errors import ShardingError, Source
 from ...runtime.collective_call import CollectiveCall, Operand

@@ -14,7 +14,8 @@ import numpy as np
 
 from ...arrays.array import Array
 from ...arrays.array_layout import ArrayLayout
-from ...core.mesh import Mesh, ReplicaGroups, Sharding
+from ...core.mesh import Mesh, ReplicaGroups
+from ...core.sharding import Sharding
 from ...errors import RendezvousError, Source, current_source
 from ...job import rendezvous
 from ...platforms.device import Run

@@ -9,7 +9,8 @@ import numpy as np
 
 import funccoll as fc
 from funccoll import P
-from funccoll.core.mesh import Mesh, Sharding
+from funccoll.core.mesh import Mesh
+from funccoll.core.sharding import Sharding
 
 
 def spec(axes: list[str], ndim: int, rng: random.Random) -> P:

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from funccoll.core.mesh import Mesh, Sharding
+from funccoll.core.mesh import Mesh
+from funccoll.core.sharding import Sharding
 from funccoll.platforms.host_device import HostDevice
 from funccoll.runtime.collective_call import CollectiveCall, bind_arguments
 from funccoll.runtime.transport import FunctionExecutable, Transport

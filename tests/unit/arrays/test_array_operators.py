@@ -115,6 +115,8 @@ def test_pickles_of_the_first_layout_load():
     assert pickle.loads(b"\x80\x02" + spec + b".") == fc.P("d")
     array = pickle.loads(b"\x80\x02cfunccoll.arrays.array\nArray\n" + layout + blocks + b"\x86R.")
     assert np.array_equal(array, [0.0, 2.0]) and array.sharding.spec == fc.P("d")
+    since = sharding.replace(b"cfunccoll.mesh\nSharding", b"cfunccoll.core.mesh\nSharding")  # when it stood beside Mesh
+    assert pickle.loads(b"\x80\x02" + since + b".") == array.sharding
 
 
 def test_a_donated_array_is_not_pickled():

@@ -18,7 +18,7 @@ from funccoll.arrays.array_layout import ArrayLayout, layout_of
 from funccoll.compiler import fast_paths
 from funccoll.compiler.fast_paths import MOST_FAST_PATHS, PythonDispatch, make_fast_path
 from funccoll.core.c_extension import extension
-from funccoll.core.mesh import Sharding
+from funccoll.core.sharding import Sharding
 from tests.support.array_shapes import set_shape
 from tests.support.groups import in_groups
 

@@ -20,7 +20,7 @@ from funccoll.arrays.array_layout import layout_of
 from funccoll.compiler import fast_paths
 from funccoll.compiler.fast_paths import make_fast_path
 from funccoll.core.c_extension import extension
-from funccoll.core.mesh import Sharding
+from funccoll.core.sharding import Sharding
 from funccoll.kernels.kernel_context import NEEDS_FALLBACK
 from funccoll.transports.shm import plan_fast_path
 from funccoll.transports.shm.plan_fast_path import TUPLE_HEAD, PythonPlanFastPath
