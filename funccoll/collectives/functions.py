@@ -19,19 +19,17 @@ not support p devices, raises ScheduleError after the function is traced.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import optree
 
-from ..core.interpreter import bind, current_interpreter
+from ..core.interpreter import bind
 from ..core.keyword_errors import explains_keywords
-from ..core.partition_spec import normalize_axes
-from ..errors import MeshError, ScheduleError, ShapeError, TraceError, UnsupportedError, VaryingError, without_value
-from ..ops.registry import as_traceable
+from ..errors import ShapeError, UnsupportedError, VaryingError
 from ..primitives import varying
-from ..primitives.combining import OPS, identity_of
+from ..primitives.combining import identity_of
 from ..primitives.elementwise import stop_gradient_p
 from ..primitives.operand_rules import check_op
 from ..primitives.varying import own_slice_p
@@ -40,6 +38,17 @@ from .all_gather import all_gather_p
 from .all_reduce import all_reduce_p
 from .all_to_all import all_to_all_p
 from .arg_reduce import holds, winner_p
+from .argument_checks import (
+    Axes,
+    Groups,
+    checked_algorithm,
+    checked_dim,
+    checked_flag,
+    checked_op,
+    checked_root,
+    mesh_axes,
+    traceable_leaves,
+)
 from .axis_groups import checked_groups, group_index, group_sizes, largest
 from .barrier import barrier_p
 from .broadcast import broadcast_p
@@ -64,7 +73,6 @@ __all__ = [
     "exclusive_scan",
     "gather",
     "inclusive_scan",
-    "mesh_axes",
     "own_slice",
     "permute",
     "pvary",
@@ -72,47 +80,6 @@ __all__ = [
     "reduce_scatter",
     "scatter",
 ]
-
-Axes = str | tuple[str, ...]
-Groups = Sequence[Sequence[int]] | None
-
-
-def mesh_axes(name: str, axis: Axes) -> tuple[str, ...]:
-    """The axes of a call, checked against the mesh of the trace."""
-    sizes = current_interpreter().axis_sizes
-    if not isinstance(axis, str) and not (isinstance(axis, (tuple, list)) and all(isinstance(a, str) for a in axis)):
-        raise MeshError(
-            f"{name}: axis must be the name of a mesh axis, or a tuple of names, not {axis!r}. The mesh has axes {dict(sizes)}."
-        )
-    axes = normalize_axes(axis)
-    if not sizes:
-        raise MeshError(
-            f"{name} over {axis!r} was called outside a mesh. Collectives exist inside a function traced by "
-            "fc.jit(fn, mesh=fc.make_mesh({...}), in_specs=..., out_specs=...)."
-        )
-    if not axes:
-        raise MeshError(f"{name}: no axis was given. The mesh has axes {dict(sizes)}.")
-    for a in axes:
-        if a not in sizes:
-            raise MeshError(f"{name}: unknown axis {a!r}. The mesh has axes {dict(sizes)}: use one of {list(sizes)}.")
-    if len(set(axes)) != len(axes):
-        raise MeshError(f"{name}: axis {axis!r} names a mesh axis twice.")
-    return axes
-
-
-def _leaves(name: str, x: Any) -> tuple[list[Any], Callable[[Iterable[Any]], Any]]:
-    leaves, treedef = optree.tree_flatten(x)
-    for leaf in leaves:
-        _check_array(name, leaf)
-    return [as_traceable(leaf) for leaf in leaves], treedef.unflatten
-
-
-def _check_array(name: str, leaf: Any) -> None:
-    if not hasattr(leaf, "__array__") and not isinstance(leaf, (bool, int, float, complex)):
-        raise TraceError(
-            f"{name}: the operand holds a value {without_value(leaf)}, which is not an array. It takes an array "
-            "or a pytree of arrays (tuples, lists, dicts)."
-        )
 
 
 def _communicate(
@@ -123,8 +90,8 @@ def _communicate(
     groups: AxisGroups = (),
     **params: Any,
 ) -> Any:
-    algorithm = _algorithm(primitive.name, algorithm)
-    leaves, rebuild = _leaves(primitive.name, x)
+    algorithm = checked_algorithm(primitive.name, algorithm)
+    leaves, rebuild = traceable_leaves(primitive.name, x)
     if not leaves:
         return x
 
@@ -173,57 +140,11 @@ def _pvaried(leaf: Any, axes: tuple[str, ...]) -> Any:
     return varying.pvary(leaf, missing) if missing else leaf
 
 
-def _algorithm(name: str, algorithm: str | None) -> str | None:
-    """`algorithm`, checked to be a string or None. `compiler/` checks after tracing that it exists."""
-    if algorithm is not None and not isinstance(algorithm, str):
-        raise ScheduleError(
-            f'{name}: algorithm={algorithm!r:.60} must be the name of an algorithm, such as "ring", or None for the '
-            f"compiler's choice. fc.schedules.algorithms({name!r}) lists the names."
-        )
-    return algorithm
-
-
-def _dim(name: str, x: Any, dim: int, extra: int = 0, what: str = "dim") -> int:
-    """`dim` counted from the front. All leaves must have it, and must agree if it is negative."""
-    found: set[int] = set()
-    for leaf in optree.tree_leaves(x):
-        _check_array(name, leaf)
-        shape = value_type(leaf).shape
-        ndim = len(shape) + extra
-        if isinstance(dim, bool) or not isinstance(dim, (int, np.integer)) or not -ndim <= dim < ndim:
-            use = f"Use an integer from {-ndim} to {ndim - 1}." if ndim else "It has no dimensions: reshape it first."
-            raise ShapeError(f"{name}: {what}={dim!r} does not exist in an operand of shape {shape}. {use}")
-        found.add(int(dim) % ndim)
-    if len(found) > 1:
-        raise ShapeError(f"{name}: {what}={dim} means different dimensions in the operands; count it from the front.")
-    return found.pop() if found else 0
-
-
-def _root(name: str, root: int, axes: tuple[str, ...], groups: AxisGroups = ()) -> int:
-    size = min(map(len, groups)) if groups else varying.axis_size(axes)
-    along = "its rank in each group" if groups else f"a device's position along {axes}"
-    if isinstance(root, bool) or not isinstance(root, (int, np.integer)) or not 0 <= root < size:
-        raise ShapeError(f"{name}: root={root!r} must be an integer from 0 to {size - 1}, {along}.")
-    return int(root)
-
-
-def _op(name: str, op: str) -> str:
-    if not isinstance(op, str) or op not in OPS:
-        raise UnsupportedError(f"{name}: unknown op {op!r}. Use one of {', '.join(OPS)}.")
-    return op
-
-
-def _flag(name: str, what: str, value: bool) -> bool:
-    if not isinstance(value, (bool, np.bool_)):
-        raise UnsupportedError(f"{name}: {what}={value!r:.60} must be True or False.")
-    return bool(value)
-
-
 def _uneven_mean(
     primitive: CollectivePrimitive, x: Any, axes: tuple[str, ...], algorithm: str | None, groups: AxisGroups, **params: Any
 ) -> Any:
     """The mean in groups whose sizes differ: a sum, divided by each device's size. What does not vary is its own mean."""
-    leaves, rebuild = _leaves(primitive.name, x)
+    leaves, rebuild = traceable_leaves(primitive.name, x)
     varies = [not value_type(leaf).varying.isdisjoint(axes) for leaf in leaves]
     for leaf in leaves:
         check_op(primitive.name, value_type(leaf), "mean")
@@ -274,7 +195,7 @@ def all_reduce(x: Any, axis: Axes, *, op: str = "sum", groups: Groups = None, al
         >>> print(total(np.arange(8.0)))  # each device has two of the eight numbers
         [12. 16.]
     """
-    axes, op = mesh_axes("all_reduce", axis), _op("all_reduce", op)
+    axes, op = mesh_axes("all_reduce", axis), checked_op("all_reduce", op)
     among = checked_groups("all_reduce", groups, axes)
     if op == "mean" and are_uneven(among):
         return _uneven_mean(all_reduce_p, x, axes, algorithm, among)
@@ -314,7 +235,7 @@ def all_gather(
     """
     axes = mesh_axes("all_gather", axis)
     among = checked_groups("all_gather", groups, axes, "each makes a result of its own size")
-    dim = _dim("all_gather", x, dim, extra=int(stack))
+    dim = checked_dim("all_gather", x, dim, extra=int(stack))
     return _communicate(all_gather_p, x, axes, algorithm, among, dim=dim, stack=bool(stack))
 
 
@@ -354,8 +275,8 @@ def reduce_scatter(
     """
     axes = mesh_axes("reduce_scatter", axis)
     among = checked_groups("reduce_scatter", groups, axes, "each cuts the operand into blocks of another size")
-    dim = _dim("reduce_scatter", x, dim)
-    return _communicate(reduce_scatter_p, x, axes, algorithm, among, dim=dim, op=_op("reduce_scatter", op))
+    dim = checked_dim("reduce_scatter", x, dim)
+    return _communicate(reduce_scatter_p, x, axes, algorithm, among, dim=dim, op=checked_op("reduce_scatter", op))
 
 
 @explains_keywords()
@@ -393,8 +314,8 @@ def all_to_all(
     """
     axes = mesh_axes("all_to_all", axis)
     among = checked_groups("all_to_all", groups, axes, "each cuts the operand into blocks of another size")
-    split = _dim("all_to_all", x, split_dim, what="split_dim")
-    concat = _dim("all_to_all", x, concat_dim, what="concat_dim")
+    split = checked_dim("all_to_all", x, split_dim, what="split_dim")
+    concat = checked_dim("all_to_all", x, concat_dim, what="concat_dim")
     return _communicate(all_to_all_p, x, axes, algorithm, among, split_dim=split, concat_dim=concat)
 
 
@@ -472,7 +393,7 @@ def broadcast(x: Any, axis: Axes, *, root: int = 0, groups: Groups = None, algor
     """
     axes = mesh_axes("broadcast", axis)
     among = checked_groups("broadcast", groups, axes)
-    return _communicate(broadcast_p, x, axes, algorithm, among, root=_root("broadcast", root, axes, among))
+    return _communicate(broadcast_p, x, axes, algorithm, among, root=checked_root("broadcast", root, axes, among))
 
 
 @explains_keywords()
@@ -505,9 +426,9 @@ def reduce(x: Any, axis: Axes, *, root: int = 0, op: str = "sum", groups: Groups
         >>> print(fn(np.array([1, 2, 3])))
         [0 6 0]
     """
-    axes, op = mesh_axes("reduce", axis), _op("reduce", op)
+    axes, op = mesh_axes("reduce", axis), checked_op("reduce", op)
     among = checked_groups("reduce", groups, axes)
-    root = _root("reduce", root, axes, among)
+    root = checked_root("reduce", root, axes, among)
     if op == "mean" and are_uneven(among):
         return _uneven_mean(reduce_p, x, axes, algorithm, among, root=root)
     return _communicate(reduce_p, x, axes, algorithm, among, root=root, op=op)
@@ -543,8 +464,8 @@ def gather(x: Any, axis: Axes, *, root: int = 0, dim: int = 0, groups: Groups = 
     """
     axes = mesh_axes("gather", axis)
     among = checked_groups("gather", groups, axes, "each makes a result of its own size")
-    dim = _dim("gather", x, dim)
-    return _communicate(gather_p, x, axes, algorithm, among, root=_root("gather", root, axes, among), dim=dim)
+    dim = checked_dim("gather", x, dim)
+    return _communicate(gather_p, x, axes, algorithm, among, root=checked_root("gather", root, axes, among), dim=dim)
 
 
 @explains_keywords()
@@ -577,8 +498,8 @@ def scatter(x: Any, axis: Axes, *, root: int = 0, dim: int = 0, groups: Groups =
     """
     axes = mesh_axes("scatter", axis)
     among = checked_groups("scatter", groups, axes, "each cuts the operand into blocks of another size")
-    dim = _dim("scatter", x, dim)
-    return _communicate(scatter_p, x, axes, algorithm, among, root=_root("scatter", root, axes, among), dim=dim)
+    dim = checked_dim("scatter", x, dim)
+    return _communicate(scatter_p, x, axes, algorithm, among, root=checked_root("scatter", root, axes, among), dim=dim)
 
 
 @explains_keywords()
@@ -620,7 +541,7 @@ def inclusive_scan(
     """
     axes = mesh_axes("inclusive_scan", axis)
     among = checked_groups("inclusive_scan", groups, axes)
-    params = {"op": _op("inclusive_scan", op), "reverse": _flag("inclusive_scan", "reverse", reverse)}
+    params = {"op": checked_op("inclusive_scan", op), "reverse": checked_flag("inclusive_scan", "reverse", reverse)}
     return _communicate(inclusive_scan_p, x, axes, algorithm, among, **params)
 
 
@@ -660,7 +581,7 @@ def exclusive_scan(
     """
     axes = mesh_axes("exclusive_scan", axis)
     among = checked_groups("exclusive_scan", groups, axes)
-    params = {"op": _op("exclusive_scan", op), "reverse": _flag("exclusive_scan", "reverse", reverse)}
+    params = {"op": checked_op("exclusive_scan", op), "reverse": checked_flag("exclusive_scan", "reverse", reverse)}
     found = _communicate(exclusive_scan_p, x, axes, algorithm, among, **params)
     if op in ("sum", "or", "xor"):  # the first device has zeros
         return found
@@ -708,7 +629,7 @@ def arg_reduce(x: Any, axis: Axes, *, op: str = "max", groups: Groups = None, al
     among = checked_groups("arg_reduce", groups, axes)
     if op not in ("max", "min"):
         raise UnsupportedError(f'arg_reduce: op={op!r:.60} must be "max" or "min".')
-    leaves, rebuild = _leaves("arg_reduce", x)
+    leaves, rebuild = traceable_leaves("arg_reduce", x)
     for leaf in leaves:
         check_op("arg_reduce", value_type(leaf), op)
     extrema, positions = list(leaves), [np.zeros(np.shape(leaf), np.int32) for leaf in leaves]
@@ -742,7 +663,7 @@ def barrier(axis: Axes, *, groups: Groups = None, algorithm: str | None = None) 
     axes = mesh_axes("barrier", axis)
     among = checked_groups("barrier", groups, axes)
     params = {"groups": among} if among else {}
-    bind(barrier_p, axes=axes, size=largest(among, axes), algorithm=_algorithm("barrier", algorithm), **params)
+    bind(barrier_p, axes=axes, size=largest(among, axes), algorithm=checked_algorithm("barrier", algorithm), **params)
 
 
 @explains_keywords()
@@ -771,8 +692,8 @@ def own_slice(x: Any, axis: Axes, *, dim: int = 0) -> Any:
         [ 0 10 20 30]
     """
     axes = mesh_axes("own_slice", axis)
-    dim = _dim("own_slice", x, dim)
-    leaves, rebuild = _leaves("own_slice", x)
+    dim = checked_dim("own_slice", x, dim)
+    leaves, rebuild = traceable_leaves("own_slice", x)
     return rebuild(bind(own_slice_p, leaf, axes=axes, dim=dim, stack=False, size=varying.axis_size(axes)) for leaf in leaves)
 
 
@@ -801,7 +722,7 @@ def pvary(x: Any, axis: Axes) -> Any:
         4
     """
     axes = mesh_axes("pvary", axis)
-    leaves, rebuild = _leaves("pvary", x)
+    leaves, rebuild = traceable_leaves("pvary", x)
     return rebuild(_pvaried(leaf, axes) for leaf in leaves)
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..collectives.functions import Axes, all_gather, mesh_axes, pvary
+from ..collectives.argument_checks import Axes, mesh_axes
+from ..collectives.functions import all_gather, pvary
 from ..core.interpreter import current_interpreter
 from ..core.types import is_inexact
 from ..errors import DTypeError, MeshError, ShapeError

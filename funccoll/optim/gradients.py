@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import optree
 
-from ..collectives.functions import Axes, all_reduce, mesh_axes
+from ..collectives.argument_checks import Axes, mesh_axes
+from ..collectives.functions import all_reduce
 from ..core.keyword_errors import explains_keywords
 from ..core.pytree_paths import path_name
 from ..errors import ShapeError, VaryingError

@@ -12,7 +12,7 @@ import optree
 from ..arrays.array import Array
 from ..arrays.array_like import to_numpy
 from ..arrays.value_hash import value_hash
-from ..collectives.functions import Axes
+from ..collectives.argument_checks import Axes
 from ..compiler.placement import device_put, from_local
 from ..core.mesh import Mesh
 from ..core.partition_spec import P, normalize_axes

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..collectives.functions import Axes, all_reduce
+from ..collectives.argument_checks import Axes
+from ..collectives.functions import all_reduce
 from ..core.types import ArrayType
 from ..errors import ShapeError
 from ..ops.registry import as_traceable

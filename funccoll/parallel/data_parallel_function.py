@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import optree
 
-from ..collectives.functions import Axes, all_reduce, axis_size, mesh_axes, pvary
+from ..collectives.argument_checks import Axes, mesh_axes
+from ..collectives.functions import all_reduce, axis_size, pvary
 from ..core.keyword_errors import explains_keywords
 from ..core.mesh import Mesh
 from ..errors import ShapeError, TraceError

@@ -15,7 +15,7 @@ import optree
 
 from ..arrays.array import Array
 from ..arrays.array_like import to_numpy
-from ..collectives.functions import Axes
+from ..collectives.argument_checks import Axes
 from ..compiler.arguments import AUTO
 from ..compiler.jit import jit
 from ..compiler.placement import device_put, from_local

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import optree
 
-from ..collectives.functions import Axes, all_reduce, broadcast, mesh_axes, pvary
+from ..collectives.argument_checks import Axes, mesh_axes
+from ..collectives.functions import all_reduce, broadcast, pvary
 from ..core.pytree_differences import first_difference
 from ..core.pytree_paths import path_names
 from ..core.types import ArrayType, is_inexact

@@ -12,7 +12,8 @@ import optree
 
 from ..arrays.array import Array
 from ..arrays.array_like import to_numpy
-from ..collectives.functions import Axes, all_gather
+from ..collectives.argument_checks import Axes
+from ..collectives.functions import all_gather
 from ..compiler.jit import jit
 from ..compiler.placement import from_local
 from ..core.mesh import Mesh

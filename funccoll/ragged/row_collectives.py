@@ -10,7 +10,7 @@ import numpy as np
 import optree
 
 from ..collectives.all_gather import all_gather_p
-from ..collectives.functions import mesh_axes
+from ..collectives.argument_checks import mesh_axes
 from ..collectives.ragged_all_gather import ragged_all_gather_p
 from ..collectives.ragged_all_to_all import ragged_all_to_all_p
 from ..collectives.ragged_reduce_scatter import ragged_reduce_scatter_p

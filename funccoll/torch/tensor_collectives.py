@@ -45,7 +45,7 @@ from torch._C._functorch import peek_interpreter_stack as _transform
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
-from ..collectives.functions import Axes
+from ..collectives.argument_checks import Axes
 from ..core.mesh import Mesh
 from ..core.partition_spec import normalize_axes
 from ..errors import FunccollError, ShapeError

@@ -15,7 +15,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from ..collectives import functions as collectives
-from ..collectives.functions import Axes
+from ..collectives.argument_checks import Axes
 from ..compiler.codegen.generated_program import require_devices
 from ..compiler.compile_spmd import SpmdFunction, compile_spmd
 from ..core.mesh import Mesh

@@ -48,7 +48,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("global_draws", "tracer"), ("trace",), ("closed_programs", "batched_evaluation", "result_types"), ("batched_control",),
     ),
     "collectives": (
-        ("pair_blocks",), ("record",), ("arg_reduce", "axis_groups"), ("all_reduce", "inclusive_scan"),
+        ("pair_blocks",), ("record",), ("arg_reduce", "argument_checks", "axis_groups"), ("all_reduce", "inclusive_scan"),
         (
             "all_gather", "all_to_all", "barrier", "broadcast", "exclusive_scan", "gather", "permute", "reduce",
             "ragged_all_gather", "ragged_all_to_all", "ragged_reduce_scatter", "reduce_scatter", "scatter",

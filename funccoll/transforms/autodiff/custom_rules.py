@@ -9,7 +9,7 @@ from typing import Any
 
 import optree
 
-from ...collectives.functions import Axes, mesh_axes
+from ...collectives.argument_checks import Axes, mesh_axes
 from ...core.interpreter import Traced, bind, current_interpreter
 from ...core.pytree_differences import first_difference
 from ...core.pytree_paths import parameter_names, signature_of

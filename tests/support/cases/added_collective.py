@@ -9,7 +9,8 @@ import numpy as np
 
 import funccoll as fc
 from funccoll import P
-from funccoll.collectives.functions import _communicate, mesh_axes
+from funccoll.collectives.argument_checks import mesh_axes
+from funccoll.collectives.functions import _communicate
 from funccoll.collectives.record import CollectivePrimitive, Lowering, collective
 from funccoll.core.interpreter import bind
 from funccoll.core.ir import primitive_named
