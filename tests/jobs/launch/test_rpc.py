@@ -72,7 +72,8 @@ def test_ranks_ask_each_other(tmp_path):
         for rank in (0, 2):
             ranks.wait_until_in(rank, "pipe")
         ranks.tell(1)
-        assert ranks.line(1) == "asked"
+        said = ranks.line(1)
+        assert said == "asked", ranks.end(1)  # what the rank raised
         for rank in (0, 2):
             ranks.kill(rank, signal.SIGSTOP)
         ranks.tell(1)
