@@ -15,8 +15,8 @@ from ..core.types import ArrayType
 from ..ops.indexing import getitem
 from ..primitives.combining import Shards
 from ..primitives.varying import axis_index_p, pvary
-from .pair_blocks import PairBlocks, batch_rows, check_operands, of_sources, received
-from .record import CollectivePrimitive, Lowering
+from .pair_blocks import PairBlocks, check_operands, of_sources, received
+from .record import Lowering, ragged_collective
 
 __all__ = ["ragged_all_gather_p"]
 
@@ -43,23 +43,10 @@ def _vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Any, *, axes: tuple[st
     return [np.where(counts, rows, np.zeros((), ct.dtype)), None]
 
 
-def _jvp(tangents: Sequence[Any], inputs: Sequence[Any], outs: Any, **params: Any) -> list[Any]:
-    return [None] if tangents[0] is None else bind(ragged_all_gather_p, tangents[0], inputs[1], **params)
-
-
 def _lower(*, rows: int) -> Lowering:
     return Lowering("all_gather")
 
 
-ragged_all_gather_p = CollectivePrimitive(
-    "ragged_all_gather",
-    _infer,
-    _reference,
-    _vjp,
-    _jvp,
-    batch_rows,
-    multiple=True,
-    kind="collective",
-    lower=_lower,
-    pairs=of_sources,
+ragged_all_gather_p = ragged_collective(
+    "ragged_all_gather", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower, pairs=of_sources
 )

@@ -14,8 +14,8 @@ import numpy as np
 from ..core.interpreter import bind
 from ..core.types import ArrayType
 from ..primitives.combining import Shards
-from .pair_blocks import PairBlocks, as_stated, batch_rows, check_operands, in_order, received
-from .record import CollectivePrimitive, Lowering
+from .pair_blocks import PairBlocks, as_stated, check_operands, in_order, received
+from .record import Lowering, ragged_collective
 
 __all__ = ["ragged_all_to_all_p"]
 
@@ -52,23 +52,10 @@ def _vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Any, *, rows: int, **a
     return [back[0], None]
 
 
-def _jvp(tangents: Sequence[Any], inputs: Sequence[Any], outs: Any, **params: Any) -> list[Any]:
-    return [None] if tangents[0] is None else bind(ragged_all_to_all_p, tangents[0], inputs[1], **params)
-
-
 def _lower(*, rows: int) -> Lowering:
     return Lowering("all_to_all")
 
 
-ragged_all_to_all_p = CollectivePrimitive(
-    "ragged_all_to_all",
-    _infer,
-    _reference,
-    _vjp,
-    _jvp,
-    batch_rows,
-    multiple=True,
-    kind="collective",
-    lower=_lower,
-    pairs=_pairs,
+ragged_all_to_all_p = ragged_collective(
+    "ragged_all_to_all", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower, pairs=_pairs
 )

@@ -17,8 +17,8 @@ from ..errors import VaryingError
 from ..primitives.combining import Shards
 from ..primitives.operand_rules import check_op
 from ..primitives.varying import spread
-from .pair_blocks import PairBlocks, batch_rows, check_operands, of_results
-from .record import CollectivePrimitive, Combine, Lowering, in_axis_order
+from .pair_blocks import PairBlocks, check_operands, of_results
+from .record import Combine, Lowering, in_axis_order, ragged_collective
 
 __all__ = ["ragged_reduce_scatter_p"]
 
@@ -59,24 +59,16 @@ def _vjp(cts: Sequence[Any], inputs: Sequence[Any], outs: Any, *, rows: int, op:
     return [*spread(gathered, along["axes"], op, along["size"]), None]
 
 
-def _jvp(tangents: Sequence[Any], inputs: Sequence[Any], outs: Any, **params: Any) -> list[Any]:
-    _require_linear(params["op"])
-    return [None] if tangents[0] is None else bind(ragged_reduce_scatter_p, tangents[0], inputs[1], **params)
-
-
 def _lower(*, rows: int, op: str) -> Lowering:
     return Lowering("reduce_scatter", op=op)
 
 
-ragged_reduce_scatter_p = CollectivePrimitive(
+ragged_reduce_scatter_p = ragged_collective(
     "ragged_reduce_scatter",
-    _infer,
-    _reference,
-    _vjp,
-    _jvp,
-    batch_rows,
-    multiple=True,
-    kind="collective",
+    infer=_infer,
+    reference=_reference,
+    vjp=_vjp,
     lower=_lower,
     pairs=of_results,
+    require_linear=_require_linear,
 )

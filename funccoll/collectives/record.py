@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..core.ir import Atom, Equation, JvpRule, Primitive
+from ..core.interpreter import bind
+from ..core.ir import Atom, Equation, JvpRule, Primitive, primitive_named
 from ..core.types import ArrayType
 from ..errors import VaryingError
 from ..primitives.combining import Shards, fold
 from ..primitives.operand_rules import batch_operands, linear_each
+from .pair_blocks import PairBlocks, batch_rows
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from .pair_blocks import PairBlocks
 
 __all__ = [
     "AxisGroups",
@@ -34,6 +34,7 @@ __all__ = [
     "lowering",
     "operands_of",
     "pvaried",
+    "ragged_collective",
     "refused",
 ]
 
@@ -170,6 +171,31 @@ def collective(
         kind="collective",
         lower=lower,
         of_copies=of_copies,
+    )
+
+
+def ragged_collective(
+    name: str,
+    *,
+    infer: Callable[..., list[ArrayType]],
+    reference: Callable[..., list[Any]],
+    vjp: Callable[..., list[Any]],
+    lower: Callable[..., Lowering],
+    pairs: Callable[[np.ndarray, str], PairBlocks],
+    require_linear: Callable[..., None] | None = None,
+) -> CollectivePrimitive:
+    """Make the record of a ragged collective, whose operands are the rows and a table of sizes.
+
+    It is linear in the rows. `require_linear` raises for parameters with which it is not.
+    """
+
+    def jvp(tangents: Sequence[Any], inputs: Sequence[Any], outs: Any, **params: Any) -> list[Any]:
+        if require_linear is not None:
+            require_linear(params["op"])
+        return [None] if tangents[0] is None else bind(primitive_named(name), tangents[0], inputs[1], **params)
+
+    return CollectivePrimitive(
+        name, infer, reference, vjp, jvp, batch_rows, multiple=True, kind="collective", lower=lower, pairs=pairs
     )
 
 

@@ -79,5 +79,5 @@ def keep_threads() -> Callable[[], None] | None:
 
 
 def one_thread(devices: int) -> bool:
-    """True if a program on a mesh of so many devices multiplies matrices in one thread. One device has the threads of now."""
+    """True if a program on a mesh of `devices` devices multiplies matrices in one thread. One device has the threads of now."""
     return threads() == 1 if devices > 1 else all(tell() == 1 for tell, _ in _controls())

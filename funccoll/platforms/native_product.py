@@ -27,7 +27,7 @@ _ROWS, _INNER, _COLUMNS = 4, 16, 16
 
 
 def is_packed(eqn: Equation, devices: int) -> bool:
-    """True for a product that `packed_product` computes, in a program on a mesh of so many devices.
+    """True for a product that `packed_product` computes, in a program on a mesh of `devices` devices.
 
     Shapes decide, and the number of BLAS threads: several are faster than a kernel. So all ranks and transports have the same
     bits.
@@ -52,6 +52,7 @@ def packed_product(x: np.ndarray, y: np.ndarray, out: np.ndarray | None = None) 
         stack = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
         out = np.empty((*stack, x.shape[-2], y.shape[-1]), x.dtype)
     if y.ndim == 2:  # one product of all rows
+        assert out.flags.c_contiguous, "its rows would be those of a copy"
         _compute(np.reshape(x, (-1, x.shape[-1])), y, np.reshape(out, (-1, y.shape[-1])))
     else:
         stack = out.shape[:-2]

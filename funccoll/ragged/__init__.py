@@ -7,7 +7,7 @@ axis or a tuple of axes, and p is the number of devices along it.
 
 **In traced functions** x has as many rows on all devices, and the first ones count. Their number is an integer that the program
 computes, so another one compiles nothing. A result has `result_rows` rows, a number that is fixed when the function is
-traced. Those that nobody has sent are 0.
+traced. Those that no device has sent are 0.
 
 **Outside**, `mesh=` says on which mesh it runs. x is this process's block, a NumPy array, with exactly the rows that count; a
 process that plays several devices passes a list with the block of each. Results are NumPy arrays of exactly the received rows,

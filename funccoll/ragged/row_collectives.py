@@ -259,7 +259,7 @@ def ragged_all_to_all(
     `output` from `output_offsets[j]` on. Device j expects `recv_sizes[i]` rows of device i. It exists in traced functions only.
 
     The gradient sends cotangents back, and needs rows that are sent to one device at most. The cotangent of `output` is that of
-    the rows that nobody has replaced.
+    the rows that no device has replaced.
 
     Args:
         operand: An array of shape (n, ...).

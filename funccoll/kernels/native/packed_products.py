@@ -22,7 +22,7 @@ __all__ = ["PackedProduct", "packed_product_kernel"]
 
 PANEL, INNER = 32, 256
 _TOGETHER = 4
-"""Panels that are copied together: rows of so many columns are read faster."""
+"""Panels that are copied together: longer rows are read faster."""
 _ROWS_BYTES = 1 << 19
 """Bytes of the left matrix that pass along one panel after the other, from the second-level cache."""
 _FAR = 2048
