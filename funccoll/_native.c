@@ -5,12 +5,14 @@
  *   FastPath      one signature: checks arguments, calls the program, makes Arrays of its results
  *   BlockCall     one signature of arrays of NumPy's, without Arrays: `compiler/compile_spmd.py`
  *   PlanFastPath  a collective group: finds unused results, and runs the kernel without the GIL
+ *   RaggedCall    a ragged collective: reads a table of sizes, writes a plan's words, and calls its PlanFastPath
  *   ArrayBase     the fields of an Array, and its block as a read-only view
  *
  * `_free_list.c` is part of the module, and has no Python form.
  *
  * What is rare is left to Python: a Dispatch without a fitting fast path calls `fallback`, a PlanFastPath that may not run at
  * once and a BlockCall of other arrays do too, and a PlanFastPath whose kernel returns before it has finished calls `finish`.
+ * A RaggedCall leaves tables to Python that may be wrong: Python raises.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -441,6 +443,273 @@ static PyTypeObject PlanFastPathType = {
     .tp_call = (ternaryfunc)plan_fast_path_call,
     .tp_methods = plan_fast_path_methods,
     .tp_members = plan_fast_path_members,
+};
+
+/* ---------------------------------------------------------------- RaggedCall */
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+/* How a table of sizes is read: the functions of collectives/pair_blocks.py in the order of its READINGS. */
+enum { IN_ORDER, OF_SOURCES, OF_RESULTS, AS_STATED };
+
+#define MOST_ROWS ((int64_t)1 << 40)  /* sums of as many sizes as there are ranks do not overflow */
+
+/* Words of a call's state: transports/shm/ragged_call.py. The gaps follow, as (first row, row behind the last), then the table. */
+enum { IS_WRITTEN, GAPS, STATE_HEAD };
+
+typedef struct {
+    PyObject_HEAD
+    PlanFastPath *moves;
+    int64_t *state;
+    const int64_t *offsets, *lengths;  /* rows of (address, begin, within) and (address, size, within, most, unit) */
+    Py_ssize_t noffsets, nlengths;
+    Py_ssize_t p, rank, rows, result_rows, row_bytes, table_words;
+    int reading, combines, exceeds_caches;
+    int64_t *blocks;                   /* starts, places and sizes, each by (source, destination); then room for a table */
+} RaggedCall;
+
+static PyTypeObject RaggedCallType;
+
+static PyObject *
+ragged_call_bind(RaggedCall *self, PyObject *args)
+{
+    unsigned long long state, offsets, lengths;
+    PyObject *moves;
+    if (!PyArg_ParseTuple(args, "O!KKnKn(nnnnnn)iii:bind", &PlanFastPathType, &moves, &state, &offsets, &self->noffsets,
+                          &lengths, &self->nlengths, &self->p, &self->rank, &self->rows, &self->result_rows,
+                          &self->row_bytes, &self->table_words, &self->reading, &self->combines, &self->exceeds_caches))
+        return NULL;
+    int64_t *blocks = PyMem_Calloc(3 * self->p * self->p + self->table_words, sizeof(int64_t));
+    if (blocks == NULL)
+        return PyErr_NoMemory();
+    PyMem_Free(self->blocks);
+    self->blocks = blocks;
+    self->state = (int64_t *)(uintptr_t)state;
+    self->offsets = (const int64_t *)(uintptr_t)offsets;
+    self->lengths = (const int64_t *)(uintptr_t)lengths;
+    Py_XSETREF(self->moves, (PlanFastPath *)Py_NewRef(moves));
+    Py_RETURN_NONE;
+}
+
+/* Find the blocks of a table. 0: it may be wrong. */
+static int
+read_table(RaggedCall *self, const int64_t *table)
+{
+    const Py_ssize_t p = self->p;
+    int64_t *starts = self->blocks, *places = starts + p * p, *sizes = places + p * p;
+    for (Py_ssize_t i = 0; i < self->table_words; i++)
+        if (table[i] < 0 || table[i] > MOST_ROWS)
+            return 0;
+    if (self->reading == OF_RESULTS)
+        for (Py_ssize_t i = p; i < self->table_words; i++)
+            if (table[i] != table[i % p])
+                return 0;
+    for (Py_ssize_t s = 0; s < p; s++)
+        for (Py_ssize_t d = 0; d < p; d++) {
+            Py_ssize_t i = s * p + d;
+            switch (self->reading) {
+            case IN_ORDER:
+                sizes[i] = table[i];
+                starts[i] = d ? starts[i - 1] + sizes[i - 1] : 0;
+                places[i] = s ? places[i - p] + sizes[i - p] : 0;
+                break;
+            case OF_SOURCES:
+                sizes[i] = table[s];
+                starts[i] = 0;
+                places[i] = s ? places[i - p] + sizes[i - p] : 0;
+                break;
+            case OF_RESULTS:
+                sizes[i] = table[d];
+                starts[i] = d ? starts[i - 1] + sizes[i - 1] : 0;
+                places[i] = 0;
+                break;
+            default:
+                starts[i] = table[(4 * s + 0) * p + d];
+                sizes[i] = table[(4 * s + 1) * p + d];
+                places[i] = table[(4 * s + 2) * p + d];
+                if (sizes[i] != table[(4 * d + 3) * p + s])
+                    return 0;
+            }
+            if (starts[i] + sizes[i] > self->rows || places[i] + sizes[i] > self->result_rows)
+                return 0;
+            if (!self->combines && s && places[i] < places[i - p] + sizes[i - p])
+                return 0;  /* not in the order of ranks: Python looks whether they overlap */
+        }
+    return 1;
+}
+
+static int
+ragged_call_write(RaggedCall *self, const int64_t *table)
+{
+    const Py_ssize_t p = self->p;
+    const int64_t *values = self->blocks, *places = values + p * p, *sizes = places + p * p;
+    int64_t *state = self->state, *gaps = state + STATE_HEAD, ngaps = 0, end = 0;
+    state[IS_WRITTEN] = 0;
+    if (!read_table(self, table))
+        return 0;
+    for (const int64_t *row = self->offsets, *last = row + 3 * self->noffsets; row < last; row += 3)
+        *(int64_t *)(uintptr_t)row[0] = values[row[1]] * self->row_bytes + row[2];
+    for (const int64_t *row = self->lengths, *last = row + 5 * self->nlengths; row < last; row += 5) {
+        int64_t length = values[row[1]] * self->row_bytes - row[2];
+        length = length < 0 ? 0 : length > row[3] ? row[3] : length;
+        *(int64_t *)(uintptr_t)row[0] = length / row[4];
+    }
+    for (Py_ssize_t i = self->rank; i < p * p; i += p)
+        if (sizes[i]) {
+            if (places[i] > end) {
+                gaps[2 * ngaps] = end;
+                gaps[2 * ngaps++ + 1] = places[i];
+            }
+            if (places[i] + sizes[i] > end)
+                end = places[i] + sizes[i];
+        }
+    if (end < self->result_rows) {
+        gaps[2 * ngaps] = end;
+        gaps[2 * ngaps++ + 1] = self->result_rows;
+    }
+    state[GAPS] = ngaps;
+    memcpy(gaps + 2 * (p + 1), table, self->table_words * sizeof(int64_t));
+    state[IS_WRITTEN] = 1;
+    return 1;
+}
+
+/* Set bytes to 0, past the caches if `streams`: nobody reads them soon, and what is there need not be read first. */
+static void
+clear_bytes(char *at, size_t nbytes, int streams)
+{
+#if defined(__SSE2__)
+    if (streams && nbytes >= 4096) {
+        size_t head = -(uintptr_t)at & 63, lines = (nbytes - head) / 64;
+        const __m128i zero = _mm_setzero_si128();
+        memset(at, 0, head);
+        at += head;
+        for (size_t i = 0; i < lines; i++, at += 64)
+            for (int j = 0; j < 4; j++)
+                _mm_stream_si128((__m128i *)at + j, zero);
+        _mm_sfence();
+        nbytes -= head + 64 * lines;
+    }
+#endif
+    memset(at, 0, nbytes);
+}
+
+#define LONG_BYTES ((Py_ssize_t)1 << 20)  /* so many take so long that other threads get the GIL meanwhile */
+
+static void
+clear_gaps(RaggedCall *self, char *result)
+{
+    const int64_t *gaps = self->state + STATE_HEAD;
+    Py_ssize_t rows = 0;
+    for (int64_t i = 0; i < self->state[GAPS]; i++)
+        rows += gaps[2 * i + 1] - gaps[2 * i];
+    PyThreadState *others = rows * self->row_bytes >= LONG_BYTES ? PyEval_SaveThread() : NULL;
+    for (int64_t i = 0; i < self->state[GAPS]; i++)
+        clear_bytes(result + gaps[2 * i] * self->row_bytes, (gaps[2 * i + 1] - gaps[2 * i]) * self->row_bytes,
+                    self->exceeds_caches);
+    if (others != NULL)
+        PyEval_RestoreThread(others);
+}
+
+/* The words of a table, in order; NULL where an array is another one than the program makes. */
+static const int64_t *
+words_of(RaggedCall *self, PyObject *given)
+{
+    NumpyArray *a = (NumpyArray *)given;
+    Py_ssize_t words = 1;
+    if (!Py_IS_TYPE(given, ndarray_type) || !(a->flags & ALIGNED) || a->nd > 3)
+        return NULL;
+    for (int i = 0; i < a->nd; i++)
+        words *= a->dimensions[i];
+    if (words != self->table_words)
+        return NULL;
+    if (a->flags & C_CONTIGUOUS)
+        return (const int64_t *)a->data;
+    int64_t *copy = self->blocks + 3 * self->p * self->p;
+    Py_ssize_t n[3] = {1, 1, 1}, step[3] = {0, 0, 0}, at = 0;
+    for (int i = 0, d = 3 - a->nd; i < a->nd; i++, d++) {
+        n[d] = a->dimensions[i];
+        step[d] = a->strides[i];
+    }
+    for (Py_ssize_t i = 0; i < n[0]; i++)
+        for (Py_ssize_t j = 0; j < n[1]; j++)
+            for (Py_ssize_t k = 0; k < n[2]; k++)
+                copy[at++] = *(const int64_t *)(a->data + i * step[0] + j * step[1] + k * step[2]);
+    return copy;
+}
+
+static PyObject *
+ragged_call_call(RaggedCall *self, PyObject *args, PyObject *kwargs)
+{
+    PyObject *results, *const *given = ((PyTupleObject *)args)->ob_item;
+    PlanFastPath *moves = self->moves;
+    int good = moves != NULL && moves->is_fast && PyTuple_GET_SIZE(args) == 2
+        && *moves->owner == (int64_t)PyThread_get_thread_ident();
+    for (Py_ssize_t i = 0; good && i < moves->ncommunicators; i++)
+        good = !PyByteArray_AS_STRING(moves->busy)[moves->communicators[i]];
+    const int64_t *table = good ? words_of(self, given[1]) : NULL;
+    if ((good = table != NULL)) {
+        const int64_t *written = self->state + STATE_HEAD + 2 * (self->p + 1);
+        moves->is_complete = 0;  /* a wrong table raises before the call begins */
+        good = (self->state[IS_WRITTEN] && !memcmp(table, written, self->table_words * sizeof(int64_t)))
+            || ragged_call_write(self, table);
+    }
+    int done = good ? plan_fast_path_run(moves, given, 1, &results) : 0;
+    if (done < 0)
+        return NULL;
+    if (!done)
+        return PyObject_CallMethodOneArg((PyObject *)self, str_fallback, args);
+    PyObject *copy = copy_of(results);
+    if (copy != NULL && self->state[GAPS])
+        clear_gaps(self, ((NumpyArray *)PyTuple_GET_ITEM(copy, 0))->data);
+    let_go(results);
+    return copy;
+}
+
+static int
+ragged_call_traverse(RaggedCall *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->moves);
+    return 0;
+}
+
+static int
+ragged_call_clear(RaggedCall *self)
+{
+    Py_CLEAR(self->moves);
+    return 0;
+}
+
+static void
+ragged_call_dealloc(RaggedCall *self)
+{
+    PyObject_GC_UnTrack(self);
+    ragged_call_clear(self);
+    PyMem_Free(self->blocks);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyMethodDef ragged_call_methods[] = {
+    {"bind", (PyCFunction)ragged_call_bind, METH_VARARGS,
+     "bind(moves, state, offsets, noffsets, lengths, nlengths, (p, rank, rows, result_rows, row_bytes, table_words), reading, "
+     "combines, exceeds_caches)\n\n"
+     "Set what a call uses. State, offsets and lengths are addresses, whose memory must live as long as this object."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyTypeObject RaggedCallType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "funccoll._native.RaggedCall",
+    .tp_doc = "A ragged collective: from this rank's operand and a table of sizes to a tuple of its result.",
+    .tp_basicsize = sizeof(RaggedCall),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .tp_new = PyType_GenericNew,
+    .tp_dealloc = (destructor)ragged_call_dealloc,
+    .tp_traverse = (traverseproc)ragged_call_traverse,
+    .tp_clear = (inquiry)ragged_call_clear,
+    .tp_call = (ternaryfunc)ragged_call_call,
+    .tp_methods = ragged_call_methods,
 };
 
 /* ---------------------------------------------------------------- FastPath */
@@ -1206,7 +1475,7 @@ PyInit__native(void)
             return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL || PyModule_AddType(module, &PlanFastPathType) < 0 || PyModule_AddType(module, &FastPathType) < 0
-        || PyModule_AddType(module, &BlockCallType) < 0
+        || PyModule_AddType(module, &BlockCallType) < 0 || PyModule_AddType(module, &RaggedCallType) < 0
         || PyModule_AddType(module, &DispatchType) < 0 || PyModule_AddType(module, &ArrayBaseType) < 0
         || PyModule_AddFunctions(module, free_list_functions) < 0) {
         Py_XDECREF(module);

@@ -7,7 +7,7 @@ before anything moves. A transport reads the table in each call. So new sizes co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,18 @@ from ..core.types import ArrayType
 from ..errors import DTypeError, ShapeError, UnsupportedError, VaryingError
 from ..primitives.combining import Shards
 
-__all__ = ["PairBlocks", "as_stated", "batch_rows", "check_operands", "in_order", "of_results", "of_sources", "received"]
+__all__ = [
+    "READINGS",
+    "PairBlocks",
+    "Reading",
+    "as_stated",
+    "batch_rows",
+    "check_operands",
+    "in_order",
+    "of_results",
+    "of_sources",
+    "received",
+]
 
 
 class PairBlocks(NamedTuple):
@@ -155,6 +166,12 @@ def _before(sizes: np.ndarray, axis: int) -> np.ndarray:
 def _listed(sizes: np.ndarray) -> str:
     return str(sizes.tolist()) if len(sizes) <= 16 else f"[{', '.join(map(str, sizes[:16].tolist()))}, ...]"
 
+
+Reading = Callable[[np.ndarray, str], PairBlocks]
+"""How a table is read: maps it, and the collective's name for errors, to the blocks that move."""
+
+READINGS: tuple[Reading, ...] = (in_order, of_sources, of_results, as_stated)
+"""All of them. The C extension reads tables too, and knows them by their places here."""
 
 # ---------------------------------------------------------------- types
 

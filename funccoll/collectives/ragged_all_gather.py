@@ -48,5 +48,5 @@ def _lower(*, rows: int) -> Lowering:
 
 
 ragged_all_gather_p = ragged_collective(
-    "ragged_all_gather", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower, pairs=of_sources
+    "ragged_all_gather", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower, pairs={1: of_sources}
 )

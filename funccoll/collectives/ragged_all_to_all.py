@@ -27,10 +27,6 @@ def _infer(
     return [ArrayType((rows, *x.shape[1:]), x.dtype, x.varying)]
 
 
-def _pairs(table: np.ndarray, over: str) -> PairBlocks:
-    return in_order(table, over) if table.ndim == 2 else as_stated(table, over)
-
-
 def _reference(shards: Shards, blocks: PairBlocks, *, rows: int, **_: Any) -> list[Any]:
     return received(blocks, shards, rows)
 
@@ -57,5 +53,5 @@ def _lower(*, rows: int) -> Lowering:
 
 
 ragged_all_to_all_p = ragged_collective(
-    "ragged_all_to_all", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower, pairs=_pairs
+    "ragged_all_to_all", infer=_infer, reference=_reference, vjp=_vjp, lower=_lower, pairs={2: in_order, 3: as_stated}
 )

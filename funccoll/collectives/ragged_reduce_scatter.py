@@ -69,6 +69,6 @@ ragged_reduce_scatter_p = ragged_collective(
     reference=_reference,
     vjp=_vjp,
     lower=_lower,
-    pairs=of_results,
+    pairs={1: of_results, 2: of_results},
     require_linear=_require_linear,
 )

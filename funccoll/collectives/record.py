@@ -5,7 +5,7 @@ Passes, runtimes, selection and reports read this record, so none of them needs 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,10 +15,10 @@ from ..core.types import ArrayType
 from ..errors import VaryingError
 from ..primitives.combining import Shards, fold
 from ..primitives.operand_rules import batch_operands, linear_each
-from .pair_blocks import PairBlocks, batch_rows
+from .pair_blocks import Reading, batch_rows
 
 if TYPE_CHECKING:
-    import numpy as np
+    pass
 
 __all__ = [
     "AxisGroups",
@@ -121,9 +121,9 @@ class CollectivePrimitive(Primitive):
     """Maps the collective's own parameters to its lowering."""
     of_copies: Callable[..., OfCopies] = refused
     """Maps the collective's own parameters to the rule of a call along an axis over which its operand does not vary."""
-    pairs: Callable[[np.ndarray, str], PairBlocks] | None = None
-    """Of a ragged collective, whose second operand is a table of sizes: maps the table, and the collective's name for errors,
-    to the blocks that move. The `reference` then takes these blocks after the shards."""
+    pairs: Mapping[int, Reading] | None = None
+    """Of a ragged collective, whose second operand is a table of sizes: how a table of so many dimensions is read. The
+    `reference` then takes the blocks that move after the shards."""
 
 
 def collective(
@@ -181,7 +181,7 @@ def ragged_collective(
     reference: Callable[..., list[Any]],
     vjp: Callable[..., list[Any]],
     lower: Callable[..., Lowering],
-    pairs: Callable[[np.ndarray, str], PairBlocks],
+    pairs: Mapping[int, Reading],
     require_linear: Callable[..., None] | None = None,
 ) -> CollectivePrimitive:
     """Make the record of a ragged collective, whose operands are the rows and a table of sizes.

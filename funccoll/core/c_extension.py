@@ -23,7 +23,7 @@ def _load() -> tuple[ModuleType | None, str]:
         return None, str(error)
     from .. import _native
 
-    if not hasattr(_native, "use_free_list"):
+    if not hasattr(_native, "RaggedCall"):
         return None, "it was built from older sources; install funccoll again (make)"
     _native.use_arrays(np.ndarray)
     for array in (np.zeros((2, 3)), np.zeros((4, 4), np.int32)[1:, ::2]):  # it reads arrays where NumPy's ABI has their fields

@@ -92,7 +92,9 @@ class NumpyLibrary:
     def compute(self, eqn: Equation) -> Callable[..., Any]:
         """See `ArrayLibrary`."""
         if eqn.primitive is getitem_p and len(eqn.inputs) == 1:  # slices, in a tenth of the reference's time
-            return operator.itemgetter(realize(eqn.params["recipe"], ()))
+            index = realize(eqn.params["recipe"], ())
+            is_element = all(isinstance(place, int) for place in index)  # an array too: a collective cannot bind a scalar
+            return operator.itemgetter((*index, ...) if is_element else index)
         convolution = native_convolution(eqn)
         if convolution is not None:
             return convolution

@@ -19,7 +19,6 @@ from ..arrays.array import Array
 from ..arrays.array_layout import layout_of
 from ..collectives.functions import all_gather
 from ..compiler.jit import jit
-from ..compiler.placement import from_local
 from ..core.interpreter import as_array, bind
 from ..core.mesh import Mesh
 from ..core.partition_spec import P, axes_in_words
@@ -88,31 +87,52 @@ def exact(name: str, move: Move, x: Any, axis: Any, mesh: Mesh, sizes: Any = Non
     """
     if not isinstance(mesh, Mesh) or mesh.is_abstract:
         raise MeshError(f"{name} takes a mesh with devices, from fc.make_mesh({{...}}), not {mesh!r:.60}.")
-    axes, rule = mesh.check_axes(axis), SIZES[name]
-    groups = mesh.replica_groups(axes)
-    over, root = f"{name} over {axes_in_words(axes)}", params.get("root", 0)
+    along, rule, root = _along(mesh, axis), SIZES[name], params.get("root", 0)
     blocks, treedef = _blocks(name, x, mesh)
-    told = _told(name, sizes, mesh, groups.size, [len(leaves[0]) for leaves in blocks], rule)
-    table = _gathered(mesh, told)
+    told = _told(name, sizes, mesh, along.size, [len(leaves[0]) for leaves in blocks], rule)
+    table = _gathered(along, told)
     known = np.asarray(table)
-    most = 0
-    for ranks in groups.ranks:
-        _check(over, known[[*ranks]], root, rule)
-        most = max(most, int(rule.result_rows(known[[*ranks]], root).max()))
-    operands = [_padded(leaves, _room(int(known[:, 0].max())), mesh) for leaves in zip(*blocks, strict=True)]
-    key = name, axes, _room(most), *params.items()
-    found = _program(mesh, key, move, rule)(operands, table)
+    tables = [known] if along.is_whole else [known[ranks] for ranks in along.ranks]
+    for of_group in tables:
+        _check(name, along, of_group, root, rule)
+    result_rows = [rule.result_rows(of_group, root).tolist() for of_group in tables]
+    room = _room(int(known[:, 0].max()))
+    operands = [_padded(leaves, room, along) for leaves in zip(*blocks, strict=True)]
+    found = _program(along, (name, _room(max(map(max, result_rows))), *params.items()), move, rule)(operands, table)
     results, learned, download = [], [], transport_of(mesh).device.library.download
-    for number, device in enumerate(mesh.local_devices):
-        ranks = groups.of(device)
-        rank, of_group = ranks.index(device), known[[*ranks]]
-        rows = int(rule.result_rows(of_group, root)[rank])
+    for number, (group, rank) in enumerate(along.places):
+        rows = result_rows[group][rank]
         own = [download(y.shards[number] if mesh.is_fully_addressable else y.local)[:rows] for y in found]
         for part in own:
             part.flags.writeable = False
         results.append(optree.tree_unflatten(treedef, own))
-        learned.append(rule.received(of_group, root, rank))
+        learned.append(rule.received(tables[group], root, rank))
     return (results, learned) if _is_listed(mesh) else (results[0], learned[0])
+
+
+class _Along:
+    """The axes of a collective on a mesh, and what follows from them."""
+
+    def __init__(self, mesh: Mesh, axes: tuple[str, ...]):
+        self.mesh, self.axes, self.words = mesh, axes, axes_in_words(axes)
+        groups = mesh.replica_groups(axes)
+        self.size, self.ranks = groups.size, [[*ranks] for ranks in groups.ranks]
+        self.is_whole = self.ranks == [[*range(mesh.size)]]
+        """True if there is one group, of all devices in order."""
+        ranks_of = {device: (group, rank) for group, ranks in enumerate(self.ranks) for rank, device in enumerate(ranks)}
+        self.places = [ranks_of[device] for device in mesh.local_devices]
+        """(group, rank in it) of each device of this process."""
+        self.every = Sharding(mesh, P(mesh.axis_names))
+        """A block for each device."""
+
+
+def _along(mesh: Mesh, axis: Any) -> _Along:
+    known = mesh.programs.setdefault("axes of ragged collectives", {})
+    if not isinstance(axis, (str, tuple)) or axis not in known:
+        axis = mesh.check_axes(axis)
+        known[axis] = _Along(mesh, axis)
+        known.update({axis[0]: known[axis]} if len(axis) == 1 else {})
+    return known[axis]
 
 
 def _is_listed(mesh: Mesh) -> bool:
@@ -172,21 +192,22 @@ def _told(name: str, sizes: Any, mesh: Mesh, p: int, rows: Sequence[int], rule: 
     return told
 
 
-def _check(over: str, table: np.ndarray, root: int, rule: Sizes) -> None:
+def _check(name: str, along: _Along, table: np.ndarray, root: int, rule: Sizes) -> None:
     """Raise ShapeError for sizes that do not fit, the same on all devices."""
     if not rule.has_sizes:
         return
+    over, listed = f"{name} over {along.words}", table.tolist()
     for rank in range(len(table)) if rule.of_all else [root]:
-        rows, sizes = int(table[rank, 0]), table[rank, 1:]
-        if sizes.min() < 0 or sizes.sum() != rows:
+        rows, *sizes = listed[rank]
+        if min(sizes) < 0 or sum(sizes) != rows:
             raise ShapeError(
-                f"{over}: rank {rank} has {rows} rows, and its sizes are {sizes.tolist()}. They must be at least 0, and sum "
+                f"{over}: rank {rank} has {rows} rows, and its sizes are {sizes}. They must be at least 0, and sum "
                 "up to the rows."
             )
-    if rule.are_equal and (table != table[0]).any():
-        rank = int(np.argwhere((table != table[0]).any(1))[0, 0])
+    if rule.are_equal and any(row != listed[0] for row in listed):
+        rank = [row != listed[0] for row in listed].index(True)
         raise ShapeError(
-            f"{over}: ranks 0 and {rank} have different sizes: {table[0, 1:].tolist()} and {table[rank, 1:].tolist()}. They "
+            f"{over}: ranks 0 and {rank} have different sizes: {listed[0][1:]} and {listed[rank][1:]}. They "
             "are those of all ranks' results, and must be equal on all ranks."
         )
 
@@ -194,33 +215,34 @@ def _check(over: str, table: np.ndarray, root: int, rule: Sizes) -> None:
 # ---------------------------------------------------------------- programs
 
 
-def _gathered(mesh: Mesh, told: np.ndarray) -> Array:
+def _gathered(along: _Along, told: np.ndarray) -> Array:
     """Return what all devices told, in device order."""
-    everywhere = P(mesh.axis_names)
+    mesh = along.mesh
 
     def ragged_sizes(row: Any) -> Any:
         return all_gather(row, mesh.axis_names)
 
-    gather = _kept(mesh, ("sizes",), lambda: jit(ragged_sizes, mesh=mesh, in_specs=everywhere, out_specs=P()))
-    rows = [row[None] for row in told]
-    return gather(from_local(rows if mesh.is_fully_addressable else rows[0], mesh, everywhere))
+    gather = _kept(mesh, ("sizes",), lambda: jit(ragged_sizes, mesh=mesh, in_specs=along.every.spec, out_specs=P()))
+    return gather(_padded([row[None] for row in told], 1, along))
 
 
-def _program(mesh: Mesh, key: tuple[Any, ...], move: Move, rule: Sizes) -> Callable[..., Sequence[Array]]:
-    name, axes, room, *params = key
-    others = tuple(a for a in mesh.axis_names if a not in axes)
-    order = [mesh.axis_names.index(a) for a in (*others, *axes)]
+def _program(along: _Along, key: tuple[Any, ...], move: Move, rule: Sizes) -> Callable[..., Sequence[Array]]:
+    (name, room, *params), mesh, axes = key, along.mesh, along.axes
 
     def ragged_rows(leaves: Sequence[Any], told: Any) -> Sequence[Any]:
+        others = tuple(a for a in mesh.axis_names if a not in axes)
+        order = [mesh.axis_names.index(a) for a in (*others, *axes)]
         grid = np.transpose(np.reshape(told, (*mesh.sizes, -1)), (*order, len(order)))
         p = math.prod(mesh.shape[a] for a in axes)
         table = np.reshape(grid, (mesh.size // p, p, -1))
         table = getitem(table, bind(axis_index_p, axes=others)) if others else table[0]
         return move(leaves, axes, table[:, 1:] if rule.has_sizes else table[:, 0], room, **dict(params))
 
-    every = P(mesh.axis_names)
-    ragged_rows.__name__ = ragged_rows.__qualname__ = name
-    return _kept(mesh, key, lambda: jit(ragged_rows, mesh=mesh, in_specs=(every, P()), out_specs=every))
+    def make() -> Any:
+        ragged_rows.__name__ = ragged_rows.__qualname__ = name
+        return jit(ragged_rows, mesh=mesh, in_specs=(along.every.spec, P()), out_specs=along.every.spec)
+
+    return _kept(mesh, (axes, *key), make)
 
 
 def _kept(mesh: Mesh, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
@@ -240,15 +262,15 @@ def _room(rows: int) -> int:
     return power * 3 // 4 if power > 4 and rows <= power * 3 // 4 else power
 
 
-def _padded(blocks: Sequence[np.ndarray], rows: int, mesh: Mesh) -> Array:
+def _padded(blocks: Sequence[np.ndarray], rows: int, along: _Along) -> Array:
     """Return an Array of blocks with room for `rows` rows. What lies behind a block's own rows is not read."""
-    device, copies = transport_of(mesh).device, []
-    on_host = mesh.device_type == "cpu"
+    mesh, first = along.mesh, blocks[0]
+    device, on_host = transport_of(mesh).device, mesh.device_type == "cpu"
+    allocate, copies = device.allocate if on_host else np.empty, []
     for block in blocks:
-        room = (device.allocate if on_host else np.empty)((rows, *block.shape[1:]), block.dtype)
+        room = allocate((rows, *block.shape[1:]), block.dtype)
         room[: len(block)] = block
         room.flags.writeable = False
         copies.append(room if on_host else device.library.upload(room))
-    sharding = Sharding(mesh, P(mesh.axis_names))
-    shape = (rows * mesh.size, *blocks[0].shape[1:])
-    return Array(layout_of(shape, blocks[0].dtype, sharding), copies if len(copies) > 1 else copies[0])
+    layout = layout_of((rows * mesh.size, *first.shape[1:]), first.dtype, along.every)
+    return Array(layout, copies if len(copies) > 1 else copies[0])

@@ -213,7 +213,7 @@ class CollectiveCall:
         assert self.definition.pairs is not None
         (operand,), combines = self.operands, self.schedule.collective.meaning.combines
         with at_source(self.source):
-            found = self.definition.pairs(table, self.name)
+            found = self.definition.pairs[table.ndim](table, self.name)
             return found.checked(self.name, operand.shape[0], operand.out_shape[0], combines)
 
     @property

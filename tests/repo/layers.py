@@ -142,7 +142,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("forked_copies", "memory_file"), ("heap",),
         ("peer_access", "remote_waits", "wait_graph"), ("plan",),
         ("decision_log", "passed_arguments"), ("process_notes",),
-        ("communicators", "results", "recorded_kernel"), ("diagnosis", "plan_fast_path", "suspicion"),
+        ("communicators", "results", "recorded_kernel"), ("diagnosis", "plan_fast_path", "ragged_call", "suspicion"),
         ("shared_buffers", "decisions", "first_calls"), ("shared_memory_executable",),
         ("gathered_values", "host_barrier", "ragged_executable"),
         ("shm_transport",),

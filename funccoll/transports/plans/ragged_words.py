@@ -66,6 +66,19 @@ class RaggedWords:
             messages[offsets[0], 2] = _offsets(values, *offsets[1:])
             messages[lengths[0], 3] = _lengths(values, *lengths[1:])
 
+    def places(self, code: np.ndarray, messages: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """Return what `write` does, as tables for C: rows of (address of a word, begin, within) for offsets, and of (address,
+        size, within, most, unit) for lengths. Begins and sizes are places among starts, places and sizes of all pairs."""
+        (offsets, lengths), tables = self._code, []
+        for columns in (offsets, lengths):
+            tables.append([np.stack([code.ctypes.data + code.itemsize * columns[0], *columns[1:]], axis=1)])
+        if messages is not None:
+            for number, columns in enumerate(self._messages):
+                begin, step = messages.ctypes.data + (2 + number) * messages.itemsize, messages.strides[0]
+                tables[number].append(np.stack([begin + step * columns[0], *columns[1:]], axis=1))
+        offsets, lengths = (np.ascontiguousarray(np.concatenate(parts), np.int64) for parts in tables)
+        return offsets, lengths
+
     def _note(self, instruction: Instruction, offsets: _Columns, lengths: _Columns) -> None:
         opcode, size = instruction.opcode, None
         word = instruction.pc + opcode.words

@@ -11,6 +11,11 @@ pytestmark = pytest.mark.covers("ragged")
 SLOW = pytest.mark.slow
 
 
+@pytest.fixture(params=[pytest.param("1", id="C"), pytest.param("0", id="python")])
+def native(request, monkeypatch):
+    monkeypatch.setenv("FUNCCOLL_NATIVE", request.param)
+
+
 @pytest.mark.parametrize(
     ("axes", "over", "seeds", "most"),
     [
@@ -21,7 +26,7 @@ SLOW = pytest.mark.slow
         pytest.param({"a": 2, "b": 2}, ("b", "a"), range(6), 900, marks=SLOW),
     ],
 )
-def test_values(axes, over, seeds, most):
+def test_values(native, axes, over, seeds, most):
     ranks = 1
     for size in axes.values():
         ranks *= size
@@ -33,7 +38,7 @@ def test_loops_and_branches():
     assert launch(cases.in_control_flow, 3, 3) == ["well"] * 3
 
 
-def test_all_ranks_raise_what_one_has_told_wrongly():
+def test_all_ranks_raise_what_one_has_told_wrongly(native):
     """Nothing has moved: the next calls are right."""
     first, *others = launch(cases.told_wrongly, 3)
     assert all(other == first for other in others)

@@ -34,6 +34,8 @@ class Drawn:
         self.rows = self.sizes.sum(1)
         self.x = (rng.normal(size=(mesh.size, n, *tail)) * 4).astype(dtype)
         self.root = int(rng.integers(p))
+        self.is_turned = bool(rng.integers(2))
+        """`ragged_all_to_all` puts the rows of the last rank first."""
 
     def groups(self) -> list[list[int]]:
         """The devices of each group, in the order of ranks."""
@@ -64,7 +66,8 @@ def wanted(drawn: Drawn, form: str, device: int) -> np.ndarray:
             begin = before[drawn.root, rank]
             return x[drawn.root][begin : begin + sizes[drawn.root, rank]]
         case "all_to_all" | "ragged_all_to_all":
-            return np.concatenate([x[s][before[s, rank] : before[s, rank] + sizes[s, rank]] for s in range(drawn.p)])
+            sources = range(drawn.p)[:: -1 if drawn.is_turned and form == "ragged_all_to_all" else 1]
+            return np.concatenate([x[s][before[s, rank] : before[s, rank] + sizes[s, rank]] for s in sources])
         case "reduce_scatter":  # of the sizes of rank 0
             begin = before[0, rank]
             return fold([each[begin : begin + sizes[0, rank]] for each in x])
@@ -103,7 +106,9 @@ def told(drawn: Drawn) -> list[np.ndarray]:
     for group in drawn.groups():
         sizes = drawn.sizes[group]
         first[group], column[group] = sizes[0], sizes.T
-        places[group] = np.cumsum(sizes, 0) - sizes
+        order = sizes[::-1] if drawn.is_turned else sizes
+        before = np.cumsum(order, 0) - order
+        places[group] = before[::-1] if drawn.is_turned else before
     return [drawn.sizes, first, column, places]
 
 
