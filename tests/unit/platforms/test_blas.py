@@ -62,7 +62,10 @@ print(json.dumps(found))
 def told(code, **environment):
     variables = {k: v for k, v in os.environ.items() if k not in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")}
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], env={**variables, **environment}, capture_output=True, text=True
+        [sys.executable, "-W", "error", "-c", code],
+        env={**variables, "FUNCCOLL_FUSE": "0", **environment},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -79,15 +82,17 @@ def test_devices_compute_with_one_thread_and_one_device_is_left_alone():
 
 
 @pytest.mark.slow
-def test_processes_compute_with_one_thread(tmp_path):
-    one = told(SCRIPT + "print(json.dumps(plain(1)))", OPENBLAS_NUM_THREADS="2")
+@pytest.mark.parametrize(("fuse", "expected"), [("0", "plain(1)"), ("1", "products(2)")])
+def test_processes_compute_with_one_thread(tmp_path, fuse, expected):
+    """They have the bits of one thread of BLAS, and with kernels those of virtual devices."""
+    one = told(SCRIPT + f"print(json.dumps({expected}))", OPENBLAS_NUM_THREADS="2", FUNCCOLL_FUSE=fuse)
     script = tmp_path / "script.py"
     script.write_text(SCRIPT + "print(json.dumps(products(2)))")
     done = subprocess.run(
         [sys.executable, "-m", "funccoll", "run", "-n", "2", str(script)],
         capture_output=True,
         text=True,
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "2"},
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "2", "FUNCCOLL_FUSE": fuse},
     )
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and {line[4:] for line in lines} == {json.dumps(one)} and len(lines) == 2, done
