@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command += ["--bytes", *map(str, options.bytes)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     rows = json.loads(done.stdout[done.stdout.index("[{") :])
-    over = [f"{row['case']}, {way}" for row in rows for way in ("full", "half full") if row[way]["q1"] > GOAL]
+    over = [f"{row['case']}, {way}" for row in rows for way in ("full", "half full") if row[way]["ratio"] > GOAL]
     print(f"above {GOAL}: {over or 'none'}")
     record(options.out, about, goal=GOAL, above=over, cases=rows)
 
