@@ -26,6 +26,7 @@ from .collectives.functions import (
     scatter,
 )
 from .compiler.arguments import AUTO
+from .compiler.background_calls import start
 from .compiler.jit import clear_caches, jit
 from .compiler.placement import asarray, device_put, from_local, spec_like
 from .compiler.redistribute import redistribute
@@ -46,6 +47,7 @@ from .ops.registry import supported_functions
 from .ops.sorting import top_k, unique
 from .parallel import DataParallel, comm_hooks, data_parallel, uneven_batches
 from .profiling.recording import profile
+from .runtime.work import Work
 from .tracing.global_draws import GlobalRandomWarning
 from .tracing.result_types import eval_shape
 from .transforms.autodiff import checkpoint_policies
@@ -71,7 +73,7 @@ __all__ = [
     "group", "ProcessGroup", "launch", "init", "finalize",
     "rank", "world_size", "profile", "named_scope",
     # functions
-    "jit", "AUTO", "clear_caches", "grad", "value_and_grad", "vjp", "custom_vjp", "grad_hook", "stop_gradient",
+    "jit", "start", "Work", "AUTO", "clear_caches", "grad", "value_and_grad", "vjp", "custom_vjp", "grad_hook", "stop_gradient",
     "scan", "fori_loop", "while_loop", "cond", "switch",
     "checkpoint", "checkpoint_name", "checkpoint_policies", "pure_callback", "custom_primitive",
     "vmap", "jvp", "linearize", "jacfwd", "jacrev", "hessian", "eval_shape",

@@ -14,6 +14,8 @@ from ..core.mesh import Mesh
 from ..core.types import ArrayType, dtype_name
 from ..errors import DTypeError, FunccollError, ShapeError
 from ..runtime.recorder import compiling
+from ..runtime.transport import CollectiveExecutable
+from ..runtime.work import Work
 from ..tracing.trace import stage
 from .choose_schedules import check_algorithms, choose, schedules_of
 from .generate import checks_passes, generate
@@ -76,6 +78,7 @@ class SpmdFunction(BlockCall):
         """`on_host`: blocks are NumPy arrays, else those of a GPU's library."""
         self.run, self.note_exception = generated.run, generated.note_exception
         """The function itself, for fast paths with blocks that surely fit. They call `note_exception` with what it raises."""
+        self._executables: Sequence[CollectiveExecutable] = generated.executables
         self._types, self._label, self._on_host = tuple(types), label, on_host
         if on_host:
             self.expect(tuple([(np.dtype(dtype.type), tuple(shape)) for shape, dtype in types]), self.run, self.note_exception)
@@ -92,6 +95,19 @@ class SpmdFunction(BlockCall):
         except BaseException as error:
             self.note_exception(error)
             raise
+
+    def start(self, *blocks: Any) -> Work:
+        """Start a call, and return its `Work`. The blocks must not be written to before it has ended.
+
+        Calls that a thread starts run in their order, and before its next plain call. Raises what a call raises at once.
+        """
+        work = Work(blocks, self._label)
+        agreement = next((e.agreement for e in self._executables if e.agreement is not None and e.runs_in_background), None)
+        if agreement is None:
+            work.run(self)
+        else:
+            agreement.run_in_background(work, self)
+        return work
 
     def _block(self, number: int, block: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         """Return a block as the program takes it."""

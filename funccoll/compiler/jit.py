@@ -69,6 +69,11 @@ class Jitted(Dispatch, Generic[Params, R]):
     def __reduce__(self) -> Any:  # an object of C is copied only by this; programs are not copied
         return type(self), (self.fn, self.mesh, self.in_specs, self.out_specs, self._function.options)
 
+    @property
+    def donates(self) -> bool:
+        """True if a call may reuse memory of its arguments."""
+        return bool(self._function.options.donate_argnums)
+
     # ------------------------------------------------------------ calling
 
     if TYPE_CHECKING:

@@ -285,6 +285,11 @@ class FailureDetector:
         self._reported = True
         self._record(Failure(self.rank, "raised", text))
 
+    @property
+    def has_reported(self) -> bool:
+        """True if this process has ended the job's collectives by an exception of its own."""
+        return self._reported
+
     def arrive(self, phase: int) -> None:
         """Note that this rank has come to a phase of its end, 1 or more."""
         if self._header is not None:

@@ -72,6 +72,8 @@ class CollectiveExecutable:
     """False if it computes in Python. It then needs the context of generated programs, even if it is the whole program."""
     is_recorded: bool = False
     """True if it records itself in profiles, as a `recorder.Recordable`."""
+    runs_in_background: bool = False
+    """True if a started call runs while its caller continues, on the ranks of `agreement`."""
     packed: Callable[[tuple[Any, ...]], Any] | None = None
     """The function of all arguments in one tuple, which saves packing them; None if there is none."""
     inputs: tuple[Var, ...] = ()
@@ -95,13 +97,23 @@ class CollectiveExecutable:
         raise NotImplementedError
 
     def start(self, *copies: Copies) -> Work:
-        """Start a call on these operands. It has ended when this returns: asynchronous collectives are planned."""
-        work = Work(copies)
-        try:
-            work.run(self)
-            return work
-        finally:
-            del work  # see `Work.run`
+        """Start a call on these operands. They must not be written to before it has ended.
+
+        Calls that a thread starts run in their order, and before its next plain call. In one process, and on GPUs, a call has
+        ended when this returns.
+        """
+        agreement = self.agreement
+        if agreement is None or not self.runs_in_background:
+            work = Work(copies)
+            try:
+                work.run(self)
+                return work
+            finally:
+                del work  # see `Work.run`
+        first = agreement.calls[0]
+        work = Work(copies, first.kind, first.source)
+        agreement.run_in_background(work, self)
+        return work
 
     @property
     def completed_last_call(self) -> bool:
@@ -354,6 +366,10 @@ class JobTransport(Protocol):
 
         Raises MeshError if another process is known to have made another one.
         """
+        ...
+
+    def start(self, work: Work, function: Callable[..., Any]) -> None:
+        """Run a function of a work's operands after all that this thread has started before, while the thread continues."""
         ...
 
     def end(self, why: str) -> None:

@@ -138,7 +138,9 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "transports.local": (("ordered_reduction",), ("local_transport",)),
     "transports.shm": (
-        ("agreement", "compiled_programs", "leases", "thread_ownership", "uninterrupted", "wait_limits"), ("arena",),
+        (
+            "agreement", "compiled_programs", "leases", "progress_engine", "thread_ownership", "uninterrupted", "wait_limits",
+        ), ("arena",),
         ("forked_copies", "memory_file"), ("heap",),
         ("peer_access", "remote_waits", "wait_graph"), ("plan",),
         ("decision_log", "passed_arguments"), ("process_notes",),

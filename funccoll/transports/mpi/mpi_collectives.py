@@ -155,6 +155,7 @@ class MpiCall(AgreedExecutable):
     """Adjacent collectives of a program. A call with this rank's arrays returns the results. They share one agreement."""
 
     is_native = False
+    runs_in_background = True
 
     def __init__(self, transport: MpiTransport, calls: Sequence[CollectiveCall]):
         from ..shm.diagnosis import Diagnosis, wrong_argument, wrong_count  # here: it imports LLVM

@@ -22,7 +22,7 @@ class MpiLibrary:
     """
 
     def __init__(self, mpi: Any, communicator: Any, piece_bytes: int):
-        self.piece_bytes = piece_bytes
+        self.piece_bytes, self.allows_threads = piece_bytes, mpi.Query_thread() == mpi.THREAD_MULTIPLE
         self._mpi, self._communicator = mpi, communicator
         # the module itself: names are found in it and in the libraries it is linked with
         self._functions = ctypes.CDLL(mpi.__file__)

@@ -21,6 +21,8 @@ class MessageLibrary(Protocol):
     """The table about it: `kernels.kernel_context.LibraryRecord`."""
     piece_bytes: int
     """The size in bytes of messages that travel fastest, if a larger message can be cut."""
+    allows_threads: bool
+    """True if several threads may call it at the same time."""
 
     def datatype(self, nbytes: int, rows: int, stride: int) -> tuple[int, int]:
         """Return (count, handle of the datatype) of rows of bytes."""

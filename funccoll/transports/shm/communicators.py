@@ -8,6 +8,7 @@ import threading
 import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from .memory_file import HEADER
 from .peer_access import PeerAccess
 from .plan import DESCRIPTION, DESCRIPTION_BYTES, Plan
 from .process_notes import ProcessNotes
+from .progress_engine import ProgressEngine
 from .remote_waits import Progress, Wait
 from .thread_ownership import ThreadOwnership, freed_mesh
 from .wait_graph import NO_OTHERS, WaitGraph, threads_alive
@@ -100,6 +102,7 @@ class Communicators:
         self._lock = threading.Lock()
         self._ownerships: dict[frozenset[int], ThreadOwnership] = {}
         self._owners: dict[int, int] = {}  # threads, by communicator
+        self._engines: dict[int, ProgressEngine] = {}  # by thread
         self._logs: dict[int, DecisionLog] = {}
         self._left_behind: list[object] = []
         self.waiting_for: dict[int, Wait] = {}
@@ -171,7 +174,8 @@ class Communicators:
             for ownership in self._ownerships.values():  # a call of another thread asks `take` then, and waits for the lock
                 if ownership.numbers & numbers:
                     ownership.thread = None
-            if any(self.busy[n] for n in numbers):
+            engines = [self._engines[owner] for n in numbers if (owner := self._owners.get(n)) in self._engines]
+            if any(self.busy[n] for n in numbers) or any(engine.is_active for engine in engines):
                 raise MeshError("a group was freed in the middle of one of its collectives: free it after the call.")
             here = sum(map(self.notes.is_here, self._parts.get(number, ())))
             for key in [key for key in self._known if key[0] == number]:
@@ -466,6 +470,9 @@ class Communicators:
         contributions would be mixed. Returns the identifier of another live thread that has called one, else None.
         """
         mine, alive = calling_thread(), threads_alive()
+        for engine in self._engines_of(ownership.numbers):
+            if engine.thread != mine and engine.thread not in alive:  # what the ended thread started comes first
+                engine.drain()
         with self._lock:
             if ownership.has_ended:
                 return None
@@ -478,10 +485,75 @@ class Communicators:
                 if other.numbers & ownership.numbers and other.thread != mine:
                     other.thread = None
             self.waits.own(ownership.entries)
-            ownership.thread = mine
+            engine = self._engines.get(mine)
+            ownership.thread = mine if engine is None or not engine.is_active else None
         if self.broken is not None:  # after this call has looked
             ownership.thread = None
         return None
+
+    # ------------------------------------------------------------ started calls
+
+    def engine(self) -> ProgressEngine:
+        """The progress engine of the calling thread."""
+        mine = calling_thread()
+        with self._lock:
+            if mine not in self._engines:
+                if not self._engines:
+                    self.world.at_leave.callback(self._drain_all)
+                has_core = self.across_hosts or self.world.processes_here < (os.cpu_count() or 1)
+                library = self.world.transport.message_library
+                own_thread = library is None or library.allows_threads
+                self._engines[mine] = ProgressEngine(self, mine, has_core, own_thread)
+            return self._engines[mine]
+
+    def wait_for_started(self) -> None:
+        """Wait until the calls that this thread has started have ended, unless it runs one of them.
+
+        Raises what one of them did, if nothing has yet.
+        """
+        if self._engines:
+            engine = self._engines.get(calling_thread())
+            if engine is not None and engine.driver != get_ident():
+                engine.drain()
+
+    def runs_for(self, ownership: ThreadOwnership) -> bool:
+        """True in a thread that runs a started call of the thread that owns these communicators."""
+        engines = self._engines_of(ownership.numbers) if self._engines else ()
+        return any(engine.driver == get_ident() for engine in engines)
+
+    def pause(self, thread: int) -> None:
+        """Make the next plain calls of a thread look whether its started calls have ended."""
+        with self._lock:
+            for ownership in list(self._ownerships.values()):
+                if ownership.thread == thread:
+                    ownership.thread = None
+
+    def resume(self, thread: int) -> None:
+        """Let a thread's plain calls run at once again: its started calls have ended."""
+        with self._lock:
+            for ownership in list(self._ownerships.values()):
+                owners = {self._owners.get(number) for number in ownership.numbers}
+                if owners == {thread} and not ownership.has_ended and self.broken is None:
+                    ownership.thread = thread
+        if self.broken is not None:  # after this thread has looked
+            self.broken = self.broken
+
+    def _engines_of(self, numbers: Collection[int]) -> list[ProgressEngine]:
+        """The engines of the threads that own these communicators."""
+        owners = {self._owners.get(number) for number in numbers}
+        return [engine for thread, engine in list(self._engines.items()) if thread in owners]
+
+    def _drain_all(self) -> None:
+        """Wait for all started calls before this process leaves the job. After a failure of its own it abandons them."""
+        try:
+            for engine in list(self._engines.values()):
+                if engine.is_active and self.world.watch.has_reported:
+                    engine.abandon(self.broken or _UNNOTED)
+                else:
+                    engine.drain()
+        finally:
+            for engine in self._engines.values():
+                engine.close(FunccollError("this process has left the job before the call had ended."))
 
     @contextmanager
     def left_free(self) -> Iterator[None]:

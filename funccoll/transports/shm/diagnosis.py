@@ -363,7 +363,18 @@ def _iteration(decided: Decided) -> int:
 
 
 def require_turn(registry: Communicators, ownership: ThreadOwnership, source: Source | None) -> None:
-    """Raise if the calling thread may not use the communicators of an ownership now. If they are free, it takes them."""
+    """Raise if the calling thread may not use the communicators of an ownership now. If they are free, it takes them.
+
+    It first waits until the calls that this thread has started have ended.
+    """
+    registry.wait_for_started()
+    require_ownership(registry, ownership, source)
+    if any(registry.busy[number] for number in ownership.numbers):
+        raise nested_call(source)
+
+
+def require_ownership(registry: Communicators, ownership: ThreadOwnership, source: Source | None) -> None:
+    """Raise if the calling thread may not use the communicators of an ownership, now or later."""
     if registry.broken is not None:
         raise job_is_over(registry.broken, source)
     if ownership.thread != get_ident():
@@ -372,8 +383,6 @@ def require_turn(registry: Communicators, ownership: ThreadOwnership, source: So
             raise other_thread(owner, source)
     if ownership.has_ended:  # asked last: another thread may free them until `take` returns
         raise freed_mesh(source)
-    if any(registry.busy[number] for number in ownership.numbers):
-        raise nested_call(source)
 
 
 def job_is_over(ended_by: FunccollError | None, source: Source | None) -> FunccollError:

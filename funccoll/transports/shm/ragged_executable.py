@@ -27,7 +27,7 @@ class RaggedExecutable(RaggedCall, CollectiveExecutable):
     """
 
     is_native = False
-    is_recorded = True
+    is_recorded = runs_in_background = True
 
     def __init__(self, registry: Communicators, number: int, call: CollectiveCall):
         assert call.table is not None

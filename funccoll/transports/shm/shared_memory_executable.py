@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
 from operator import is_
-from threading import get_ident
+from threading import current_thread, get_ident
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ from ...kernels.kernel_context import (
 from ...runtime.collective_call import CollectiveCall, Operand
 from ...runtime.recorder import Recorder, register
 from ...runtime.transport import CollectiveExecutable
+from ...runtime.work import Work
 from ...schedules.streams.instructions import READ_DIRECTLY, Opcode
 from ..plans.control_block import Communicator
 from ..plans.message_table import MessageTable
@@ -45,9 +46,10 @@ from ..plans.planned_collective import PlannedCollective
 from .agreement import Agreement
 from .arena import block_size
 from .communicators import Communicators
-from .diagnosis import Diagnosis, require_turn, wrong_argument, wrong_count
+from .diagnosis import Diagnosis, require_ownership, require_turn, wrong_argument, wrong_count
 from .plan import build_plan
 from .plan_fast_path import TUPLE_HEAD, PlanFastPath
+from .progress_engine import ProgressThread
 from .recorded_kernel import RecordedKernel
 from .remote_waits import Wait
 from .results import UNSHARED_REFCOUNT as MEASURED_REFCOUNT
@@ -76,7 +78,7 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
     `context` is that of its kernel (`kernels.kernel_context`).
     """
 
-    is_recorded = True
+    is_recorded = runs_in_background = True
 
     def __init__(
         self,
@@ -217,7 +219,7 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
     @property
     def is_mine(self) -> bool:
         """True in the thread that owns the communicators. Only its calls begin; calls of other threads raise."""
-        return self._ownership.thread == get_ident()
+        return self._ownership.thread == get_ident() or self.registry.runs_for(self._ownership)
 
     @property
     def completed_last_call(self) -> bool:
@@ -239,7 +241,18 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
             self._agreement()
             self._agreement = None
             self.is_fast = self._shared_buffers is None and not isinstance(self._kernel, RecordedKernel)
-        return self._run(arrays)
+        if not isinstance(current_thread(), ProgressThread):
+            return self._run(arrays)
+        set_wait_limits(self.context, self.world.processes_here, in_background=True)
+        try:
+            return self._run(arrays)
+        finally:
+            set_wait_limits(self.context, self.world.processes_here)
+
+    def run_in_background(self, work: Work, function: Callable[..., Any]) -> None:
+        """Start a call of these collectives: `function` runs it, after what this thread has started before."""
+        require_ownership(self.registry, self._ownership, self.calls[0].source)
+        self.registry.engine().start(work, function)
 
     @property
     def words(self) -> tuple[np.ndarray, np.ndarray | None]:
@@ -376,6 +389,8 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
                 if failure is not None and (late or status == FAILED):
                     raise self._diagnosis().after(failure, waits=status == WAITING)
                 seen = failure
+                if self.registry.broken is not None:  # another thread of this process has ended them
+                    raise self.registry.broken
                 if waited > self.world.timeout:
                     raise self._diagnosis().timed_out(waited)
                 if status == WAITING and self.registry.across_hosts:

@@ -22,6 +22,7 @@ from ...platforms.device import Run
 from ...platforms.host_device import HostDevice
 from ...runtime.collective_call import CollectiveCall, bind_arguments
 from ...runtime.transport import ArgumentCheck, CollectiveExecutable, FirstCall, Transport, is_part, mesh_number
+from ...runtime.work import Work
 from .heap import Heap
 from .memory_file import HEADER, create, largest_arena
 from .peer_access import PeerAccess
@@ -123,6 +124,10 @@ class SharedMemoryJob:
             if (registry := self.known_communicators) is not None:
                 registry.free(number)
             del self.parts[number]
+
+    def start(self, work: Work, function: Callable[..., Any]) -> None:
+        """See `JobTransport`."""
+        self.communicators.engine().start(work, function)
 
     def compare_mesh(self, number: int, axes: Mapping[str, int], source: str) -> None:
         """See `JobTransport`. Only ranks of one host are compared."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from ...job.calling_thread import calling_thread
 from .heap import Heap
+from .progress_engine import ProgressThread
 
 __all__ = ["NO_OTHERS", "WaitGraph", "threads_alive"]
 
@@ -30,13 +31,13 @@ _UNPUBLISHED = 255
 
 
 def threads_alive() -> set[int | None]:
-    """Identifiers of the threads of this process, including the calling one.
+    """Identifiers of the threads of this process that may call collectives of their own, including the calling one.
 
     Not from `sys._current_frames()`: the frame objects that it makes slow down every later call, an all_reduce of 512 B from
     3.5 to 10 µs.
     """
     threading.current_thread()  # a thread that Python did not start is known from then on
-    return {thread.ident for thread in threading.enumerate()}
+    return {thread.ident for thread in threading.enumerate() if not isinstance(thread, ProgressThread)}
 
 
 class WaitGraph:

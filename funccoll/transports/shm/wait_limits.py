@@ -19,15 +19,20 @@ _TRIES, _FEW_TRIES = 5000, 3
 _SPINS, _YIELDS, _PATIENCE = 60, 2000, 100_000_000  # nanoseconds
 
 
-def set_wait_limits(context: np.ndarray, processes_here: int) -> None:
-    """Write the limits into the context of a kernel. `processes_here` is the number of the job's processes on this host."""
+def set_wait_limits(context: np.ndarray, processes_here: int, in_background: bool = False) -> None:
+    """Write the limits into the context of a kernel. `processes_here` is the number of the job's processes on this host.
+
+    A call `in_background` runs while its caller computes: it naps at once, because it must not take the cores.
+    """
     # A process bound to one core has it for itself as long as there are enough cores.
     usable = _cores(frozenset(os.sched_getaffinity(0)))
     cores = usable if usable > 1 else os.cpu_count() or 1
     own_core = processes_here <= cores
     context[WORD.spins] = _SPINS if own_core else 0
     context[WORD.message_tries] = _TRIES if own_core else _FEW_TRIES
-    context[WORD.yields], context[WORD.patience] = _YIELDS, _PATIENCE
+    if in_background:
+        context[WORD.message_tries] = _FEW_TRIES
+    context[WORD.yields], context[WORD.patience] = 0 if in_background else _YIELDS, _PATIENCE
 
 
 @functools.lru_cache(maxsize=4)

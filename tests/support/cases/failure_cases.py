@@ -239,6 +239,26 @@ def ragged(culprits: list[int], deed: str, caught: bool = True) -> None:
 
 
 @member
+def started(culprits: list[int], deed: str, caught: bool = True) -> None:
+    """All start three sums at a time, and wait for them in turn; a culprit does something with two of its own in flight."""
+    n, rank = fc.world_size(), fc.rank()
+    mesh = fc.make_mesh({"d": n})
+    sums = fc.jit(lambda x: fc.all_reduce(x * 2, "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
+
+    def step() -> None:
+        works = [fc.start(sums, np.full(n * size, float(steps.number))) for size in (1, 1000, 60_000)]
+        works[0].wait()
+        if rank in culprits and steps.number == 3:
+            say("does")
+            DEEDS[deed]()
+        for work, size in zip(works, (1, 1000, 60_000), strict=True):
+            assert (work.result().local == 2.0 * n * steps.number).all() and work.result().shape == (size,)
+
+    steps = Steps(step, caught)
+    steps.run()
+
+
+@member
 def mismatch(culprit: int, change: str, timeout: float | None = None) -> None:
     """One rank calls another collective at the same time, or the same one with something else."""
     n = fc.world_size()

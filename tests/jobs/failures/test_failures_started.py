@@ -1,0 +1,19 @@
+"""A rank fails while started calls are in flight: the others name it, and nothing is left."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.jobs.failures.test_failures_ranks import ENDS, check_told
+
+pytestmark = pytest.mark.covers("started", "failures")
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("deed", ["die", pytest.param("raise", marks=SLOW), pytest.param("exit", marks=SLOW)])
+def test_a_rank_that_fails_is_named(deed, job):
+    run = job("started", 3, culprits=[1], deed=deed)
+    run.hear(1, "does")
+    code, words = ENDS[deed]
+    assert run.end() == [0, code, 0], run.report()
+    check_told(run, [0, 2], ["PeerFailure"], [words.format(1)])
