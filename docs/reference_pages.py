@@ -31,7 +31,7 @@ TOPICS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Transformations", "Functions of functions: compiled, differentiated, batched.",
         ("jit", "grad", "value_and_grad", "vjp", "jvp", "linearize", "jacfwd", "jacrev", "hessian", "vmap", "checkpoint",
          "checkpoint_name", "custom_vjp", "grad_hook", "stop_gradient", "custom_primitive",
-         "pure_callback", "eval_shape", "clear_caches", ".checkpoint_policies"),
+         "pure_callback", "eval_shape", "start", "Work", "clear_caches", ".checkpoint_policies"),
     ),
     "control_flow": (
         "Loops and branches", "Control flow whose length or way depends on values.",

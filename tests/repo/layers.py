@@ -119,7 +119,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
          "optimizer_steps", "padded_blocks", "resharding"),
         ("dispatcher", "generate", "output_layouts", "signature"), ("stages",),
         ("function_on_mesh", "program_calls"), ("eager_execution",),
-        ("jit", "compile_spmd", "redistribute"),
+        ("jit", "compile_spmd", "redistribute"), ("background_calls",),
     ),
     # The pipeline in its order: docs/design/compiler.md.
     "compiler.passes": (

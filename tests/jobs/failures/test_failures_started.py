@@ -6,7 +6,7 @@ import pytest
 
 from tests.jobs.failures.test_failures_ranks import ENDS, check_told
 
-pytestmark = pytest.mark.covers("started", "failures")
+pytestmark = pytest.mark.covers("failures")
 SLOW = pytest.mark.slow
 
 

@@ -251,8 +251,8 @@ def started(culprits: list[int], deed: str, caught: bool = True) -> None:
         if rank in culprits and steps.number == 3:
             say("does")
             DEEDS[deed]()
-        for work, size in zip(works, (1, 1000, 60_000), strict=True):
-            assert (work.result().local == 2.0 * n * steps.number).all() and work.result().shape == (size,)
+        for call, size in zip(works, (1, 1000, 60_000), strict=True):
+            assert (call.result().local == 2.0 * n * steps.number).all() and call.result().shape == (size,)
 
     steps = Steps(step, caught)
     steps.run()
