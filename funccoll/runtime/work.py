@@ -21,7 +21,7 @@ class WorkState(enum.Enum):
 
 
 class Runner(Protocol):
-    """What runs started calls while their caller continues."""
+    """A progress engine: it runs started calls while their caller continues."""
 
     def wait(self, work: Work, timeout: float | None) -> None:
         """Wait until a call has ended. Raises TimeoutError after `timeout` seconds; the call goes on."""

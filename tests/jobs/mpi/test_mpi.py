@@ -131,6 +131,10 @@ DEEP = [
     ("openmpi", (1, 1), ORDERS),
     ("mpich", (1, 2, 1), ORDERS),
     ("mpich", (1, 2), ("collectives",)),
+    ("openmpi", (1, 1), ("started collectives", "started loops", "started gradients in turn")),
+    ("mpich", (2, 1), ("started table in turn", "started programs")),
+    ("mpich", (2,), ("started half of collectives",)),
+    ("openmpi", (2, 2), ("started half of collectives",)),
 ]
 EXHAUSTIVE = [
     *((vendor, counts, TABLE) for vendor in mpi_vendors.VENDORS for counts in (*TOPOLOGIES, (2, 1))),

@@ -22,6 +22,7 @@ QUICK = [
     ("communication hooks", 2),
     ("memory orders", 2),
     ("transformers", 2),
+    ("started half of fewest", 2),
 ]
 DEEP = [
     ("forced", 2),
@@ -43,6 +44,9 @@ DEEP = [
     ("communication hooks", 4),
     ("memory orders", 4),
     ("transformers", 4),
+    ("started table in turn", 3),
+    ("started gradients in turn", 4),
+    ("started loops", 3),
 ]
 OTHERS = [
     ("table", 2),

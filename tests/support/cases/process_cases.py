@@ -6,14 +6,18 @@ test (`record`), and read by every process. Blocks must be equal bit by bit.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
 import itertools
 import math
 import os
 import pickle
+import random
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -101,15 +105,76 @@ class Comparing:
     def results(self, found: Any, what: Any = None) -> None:
         """These Arrays have the recorded bits."""
         results, records = fc.tree.leaves(found), next(self.records)
+        self.check(results, records, what)
+        kind = results[0].dtype, results[0].sharding.spec, results[0].sharding.mesh.axis_names
+        if kind not in self.gathered:  # a third of the time if it is done for every program
+            self.gathered.add(kind)
+            assert self.equal(fc.process_allgather(results[0]).tobytes(), records[0][0].tobytes(), results[0].dtype)
+
+    def check(self, results: list[Any], records: Recorded, what: Any) -> None:
+        """This process's blocks have the recorded bits."""
         for mine, (whole, blocks) in zip(results, records, strict=True):
             assert mine.dtype == whole.dtype
             assert mine.shape == whole.shape
             process = mine.sharding.mesh.process
             assert self.equal(mine.local.tobytes(), blocks[process], mine.dtype), (what, mine.local, whole)
-        kind = results[0].dtype, results[0].sharding.spec, results[0].sharding.mesh.axis_names
-        if kind not in self.gathered:  # a third of the time if it is done for every program
-            self.gathered.add(kind)
-            assert self.equal(fc.process_allgather(results[0]).tobytes(), records[0][0].tobytes(), results[0].dtype)
+
+    def end(self) -> None:
+        """All records have been compared."""
+        assert next(self.records, None) is None
+
+
+class Started(Comparing):
+    """Calls are started, and their results taken later, in an order of this rank's own; some are called plainly."""
+
+    def __init__(self, records: list[Recorded]) -> None:
+        super().__init__(records)
+        self.common, self.own = random.Random(1), random.Random(f"rank {fc.rank()}")
+        self.works: list[tuple[fc.Work, Recorded, Any]] = []
+
+    def __call__(self, fn: Any, axes: Any, args: Any, in_specs: Any, out_specs: Any) -> None:
+        job = fc.make_mesh(axes)
+        step = fc.jit(fn, mesh=job, in_specs=in_specs, out_specs=out_specs)
+        if self.common.random() < 0.2:
+            self.results(step(*args), fn)
+            return
+        given = [np.array(x) for x in args]
+        if self.own.random() < 0.5:
+            specs = (in_specs,) * len(args) if isinstance(in_specs, P) else in_specs
+            work = fc.start(step, *(fc.device_put(x, job, spec) for x, spec in zip(given, specs, strict=True)))
+        else:
+            work = fc.start(step, *given)
+        for x in given:
+            x.fill(0)  # it is the caller's again
+        self.works.append((work, next(self.records), fn))
+        while self.works and (len(self.works) > 8 or self.own.random() < 0.4):
+            self.take_one()
+
+    def take_one(self) -> None:
+        """Take the result of one call, in one of the ways in which one can wait."""
+        work, records, fn = self.works.pop(self.own.randrange(len(self.works)))
+        match self.own.randrange(5):
+            case 0:
+                while not work.test():
+                    with contextlib.suppress(TimeoutError):
+                        work.wait(0.001)
+            case 1:
+                with ThreadPoolExecutor(1) as pool:
+                    pool.submit(work.wait).result()
+            case 2:
+
+                async def ended() -> None:
+                    assert await work is work.result()
+
+                asyncio.run(ended())
+            case 3:
+                return  # dropped
+        self.check(fc.tree.leaves(work.result()), records, fn)
+
+    def end(self) -> None:
+        while self.works:
+            self.take_one()
+        super().end()
 
 
 def nearly(found: bytes, wanted: bytes) -> bool:
@@ -506,7 +571,7 @@ def case_of(what: str) -> Callable[[int, Same], None]:
 def record(what: str, n: int, file: Path, hosts: Sequence[int] = ()) -> None:
     """Write what n virtual devices, on these hosts, make of a case's programs."""
     same = Recording(hosts)
-    case_of(what)(n, same)
+    case_of(what.removeprefix("started "))(n, same)
     file.write_bytes(pickle.dumps(same.records))
 
 
@@ -515,9 +580,10 @@ def compare(what: str, file: Path) -> None:
     before = staging._STAGED_BYTES, staging._SEGMENT_BYTES
     if what in SEGMENTS:
         staging._STAGED_BYTES, staging._SEGMENT_BYTES = 1, SEGMENTS[what]
-    same = Comparing(pickle.loads(file.read_bytes()))
-    case_of(what)(fc.world_size(), same)
-    assert next(same.records, None) is None
+    name = what.removeprefix("started ")
+    same = (Comparing if name == what else Started)(pickle.loads(file.read_bytes()))
+    case_of(name)(fc.world_size(), same)
+    same.end()
     staging._STAGED_BYTES, staging._SEGMENT_BYTES = before
 
 
