@@ -59,6 +59,8 @@ class _Process:
         self.handshake = ForkHandshake()
         self.reports = False
         """True if the launcher of this process listens to its reports."""
+        self.exit_code = 0
+        """That of an exception of a call in flight when the program had ended; 0 if there is none."""
         self._job: tuple[JobSpec, JobSpec] | None = None  # the current job, and its launcher's description
 
     def place(self) -> tuple[int, int]:
@@ -138,6 +140,27 @@ class _Process:
                 os.environ.pop(variable, None)
             left.leave()
 
+    def leave_at_exit(self) -> None:
+        """Leave the job. An exception of a call that is still in flight is this program's: it gets its traceback and exit
+        code."""
+        if self.membership is not None:
+            try:
+                self.membership.at_leave.close()
+            except Exception as error:
+                self.exit_code = 1
+                try:
+                    sys.excepthook(type(error), error, error.__traceback__)
+                except SystemExit as end:
+                    self.exit_code = end.code if isinstance(end.code, int) else 1
+        self.leave()
+
+    def exit(self) -> None:
+        """End with the exit code of an exception that Python would ignore, because it has run the whole program."""
+        if self.exit_code:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(self.exit_code)
+
     def before_fork(self) -> None:
         """Prepare for a fork of this process."""
         if self.membership is not None:
@@ -177,11 +200,12 @@ def _executes() -> bool:
 
 
 _PROCESS = _Process()
+atexit.register(_PROCESS.exit)  # what is registered later is called before
 
 
 @functools.lru_cache(maxsize=1)  # once in a process: neither can be undone
 def _at_end() -> None:
-    atexit.register(_PROCESS.leave)
+    atexit.register(_PROCESS.leave_at_exit)
     _PROCESS.handshake.hook(_PROCESS.before_fork, _PROCESS.after_fork, _PROCESS.forked)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 
@@ -43,6 +44,7 @@ class Work:
         self._exception: BaseException | None = None
         self._runner: Runner | None = None
         self._finish: Callable[[Any], Any] | None = None
+        self._finishing: threading.Lock | None = None
 
     def run(self, function: Callable[..., Any]) -> None:
         """Call a function of the operands, until it has ended.
@@ -76,6 +78,7 @@ class Work:
         """Make `result` return a function of what the call returns. It is called once, in the first thread that asks."""
         before = self._finish
         self._finish = finish if before is None else lambda value: finish(before(value))
+        self._finishing = threading.Lock()
         return self
 
     def test(self) -> bool:
@@ -102,9 +105,11 @@ class Work:
         """Wait, and return what the call returns. Raises as `wait` does."""
         try:
             self.wait(timeout)
-            if self._finish is not None:
-                finish, self._finish = self._finish, None
-                self._result = finish(self._result)
+            if self._finishing is not None:
+                with self._finishing:
+                    if self._finish is not None:
+                        finish, self._finish = self._finish, None
+                        self._result = finish(self._result)
             return self._result
         finally:
             del self  # see `run`

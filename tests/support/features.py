@@ -191,6 +191,13 @@ FEATURES = (
         "Virtual devices of one GPU were simulated. GPUs of several processes are planned.",
     ),
     Feature(
+        "started-calls",
+        "Started calls (`fc.start`): a call's collectives run while the caller computes, and a `Work` waits for its result",
+        "collectives",
+        LIMITED,
+        "They run in processes of one host and over MPI. In one process, and on GPUs, a call has ended when `start` returns.",
+    ),
+    Feature(
         "schedules",
         f"Schedules: {sum(len(algorithms(kind)) for kind in KINDS)} algorithms for {len(KINDS)} collectives",
         "collectives",

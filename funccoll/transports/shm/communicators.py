@@ -513,7 +513,7 @@ class Communicators:
         """
         if self._engines:
             engine = self._engines.get(calling_thread())
-            if engine is not None and engine.driver != get_ident():
+            if engine is not None and engine.driver != get_ident() and not engine.is_forked:
                 engine.drain()
 
     def runs_for(self, ownership: ThreadOwnership) -> bool:

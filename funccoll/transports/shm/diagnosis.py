@@ -39,6 +39,7 @@ from .communicators import Communicators
 from .decision_log import Decided, Events
 from .passed_arguments import PassedArguments, other_types
 from .plan import DESCRIPTION
+from .progress_engine import ProgressThread
 from .thread_ownership import ThreadOwnership, freed_mesh
 
 __all__ = ["Diagnosis", "job_is_over", "require_turn", "wrong_argument", "wrong_count"]
@@ -408,7 +409,9 @@ def nested_call(source: Source | None) -> FunccollError:
 def other_thread(owner: int, source: Source | None) -> FunccollError:
     """The error of a call over a mesh if another thread calls the mesh's collectives."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    name, mine = names.get(owner, str(owner)), names.get(calling_thread(), threading.current_thread().name)
+    current = threading.current_thread()
+    ended = current.caller if isinstance(current, ProgressThread) else current.name  # what has started the call
+    name, mine = names.get(owner, str(owner)), names.get(calling_thread(), ended)
     return FunccollError(
         f"thread {mine!r} called a collective over a mesh whose collectives belong to thread {name!r}, which called one before "
         "and is alive. Two threads would call in a different order on every rank, and mix their contributions: make one mesh "

@@ -38,7 +38,11 @@ _LONGEST_END = 2.0
 
 
 class ProgressThread(threading.Thread):
-    """The thread of a progress engine. It works for another thread, and calls nothing of its own."""
+    """The thread of a progress engine. It works for the thread of this name, and calls nothing of its own."""
+
+    def __init__(self, run: Callable[[], None], caller: str):
+        super().__init__(target=run, name="funccoll-progress", daemon=True)
+        self.caller = caller
 
 
 class ProgressEngine:
@@ -55,9 +59,14 @@ class ProgressEngine:
         self._queue: deque[tuple[Work, Callable[..., Any], contextvars.Context]] = deque()
         self._changed = threading.Condition()
         self._progress: ProgressThread | None = None
-        self._process, self._closed = os.getpid(), False
+        self._process, self._name, self._closed = os.getpid(), threading.current_thread().name, False
         self._failure: BaseException | None = None
         """The exception of a call that nothing has raised yet. No later call may run before the caller knows of it."""
+
+    @property
+    def is_forked(self) -> bool:
+        """True in a forked child of the process whose calls it runs: its lock may be held by a thread that is not there."""
+        return os.getpid() != self._process
 
     @property
     def is_active(self) -> bool:
@@ -74,7 +83,7 @@ class ProgressEngine:
             self._queue.append((work, function, context))
             work.run_by(self)
             if self._own_thread and self._progress is None:
-                self._progress = ProgressThread(target=self._run, name="funccoll-progress", daemon=True)
+                self._progress = ProgressThread(self._run, self._name)
                 self._progress.start()
             self._changed.notify_all()
 
@@ -90,7 +99,8 @@ class ProgressEngine:
         end = None if timeout is None else time.monotonic() + timeout
         # A call that has ended is in the queue until its failure is noted.
         while not work.test() or (self._queue and self._queue[0][0] is work):
-            self._check_process(work)
+            if self.is_forked:
+                raise FunccollError(f"{work.where} is in flight in the process that forked this one. Wait for it there.")
             if self.driver == threading.get_ident():
                 raise FunccollError(f"{work.where} is waited for in the middle of itself, by a signal handler or a destructor.")
             mine = threading.get_ident() == self.thread
@@ -181,7 +191,3 @@ class ProgressEngine:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
-
-    def _check_process(self, work: Work) -> None:
-        if os.getpid() != self._process:
-            raise FunccollError(f"{work.where} is in flight in the process that this one was forked from. Wait for it there.")
