@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
 import functools
 import os
@@ -21,6 +22,7 @@ from ..errors import DeviceError, MeshError, RendezvousError, user_source
 from ..runtime.recorder import begin_from_environment, end
 from ..runtime.transport import Transport, choose_job_transport, load_transport, mesh_number
 from . import rendezvous, reports
+from .exit_code import end_with_failure
 from .failure_detector import FailureDetector
 from .forking import ForkHandshake
 from .handshake import JobSpec
@@ -59,8 +61,6 @@ class _Process:
         self.handshake = ForkHandshake()
         self.reports = False
         """True if the launcher of this process listens to its reports."""
-        self.exit_code = 0
-        """That of an exception of a call in flight when the program had ended; 0 if there is none."""
         self._job: tuple[JobSpec, JobSpec] | None = None  # the current job, and its launcher's description
 
     def place(self) -> tuple[int, int]:
@@ -141,25 +141,16 @@ class _Process:
             left.leave()
 
     def leave_at_exit(self) -> None:
-        """Leave the job. An exception of a call that is still in flight is this program's: it gets its traceback and exit
-        code."""
+        """Leave the job. An exception of a call that is still in flight is one of this program, with its exit code."""
         if self.membership is not None:
             try:
                 self.membership.at_leave.close()
             except Exception as error:
-                self.exit_code = 1
-                try:
+                sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+                with contextlib.suppress(SystemExit):
                     sys.excepthook(type(error), error, error.__traceback__)
-                except SystemExit as end:
-                    self.exit_code = end.code if isinstance(end.code, int) else 1
+                end_with_failure()
         self.leave()
-
-    def exit(self) -> None:
-        """End with the exit code of an exception that Python would ignore, because it has run the whole program."""
-        if self.exit_code:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(self.exit_code)
 
     def before_fork(self) -> None:
         """Prepare for a fork of this process."""
@@ -200,7 +191,6 @@ def _executes() -> bool:
 
 
 _PROCESS = _Process()
-atexit.register(_PROCESS.exit)  # what is registered later is called before
 
 
 @functools.lru_cache(maxsize=1)  # once in a process: neither can be undone

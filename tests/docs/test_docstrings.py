@@ -44,6 +44,7 @@ NEVER_CALLED: dict[str, str] = {
     "Array": "device_put, from_local and functions of jit make them",
     "Mesh": "make_mesh makes them",
     "ProcessGroup": "group and split make them",
+    "Work": "start makes them",
     "profiling.Blame": "Profile has them",
     "profiling.Cause": "Profile has them",
     "profiling.Profile": "profile and runs_of make them",

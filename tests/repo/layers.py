@@ -108,7 +108,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "job": (
         ("host", "packets", "deferred_signals", "reports", "stacks", "calling_thread", "failure", "process_memory", "strangers",
          "time_limit", "torch_variables"),
-        ("handshake", "processes", "excepthook", "forking", "tcp", "rpc"), ("checks", "mpirun"),
+        ("handshake", "processes", "excepthook", "exit_code", "forking", "tcp", "rpc"), ("checks", "mpirun"),
         ("mpi_findings", "missing_ranks"), ("doctor",),
         ("coordinator", "launchers", "torch_group"), ("rendezvous", "failure_detector", "identity"),
         ("across_hosts", "membership"), ("job_context",), ("launch", "process_allgather", "process_group"),

@@ -8,17 +8,16 @@ from __future__ import annotations
 import atexit
 import functools
 import importlib
-import os
 import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...errors import MissingPackageError, PeerFailure, RendezvousError
+from ...errors import MissingPackageError, RendezvousError
 from ...job.across_hosts import join_across_hosts
+from ...job.exit_code import end_with_failure
 from ...job.handshake import JobSpec
-from ...job.host import PEER_FAILURE_EXIT_CODE
 from ...job.packets import receive
 from ...job.rendezvous import JoinedJob
 from ...job.time_limit import end_process_after
@@ -155,7 +154,7 @@ class _Mpi:
             good = self._all_have_left()
         if self.finalizes == _MPI4PY:
             if not good:
-                setattr(sys, _LastObject.__name__, _LastObject())
+                end_with_failure()  # MPI_Finalize would wait
         elif good and self.communicator is not None:
             mpi.Finalize()
 
@@ -174,21 +173,6 @@ class _Mpi:
         except self.mpi.Exception:  # a rank has failed
             return False
         return True
-
-
-class _LastObject:
-    """An object that ends the process when Python deletes it.
-
-    It belongs to `sys`, whose objects are deleted last. By then all `atexit` functions have run, even those from before
-    fc.init. Functions that C libraries register, as mpi4py does, have not. The exit code is Python's for an error.
-    """
-
-    def __init__(self) -> None:
-        error = getattr(sys, "last_value", None)
-        self.code = PEER_FAILURE_EXIT_CODE if isinstance(error, PeerFailure) else 1
-
-    def __del__(self, end: Callable[[int], Any] = os._exit) -> None:
-        end(self.code)
 
 
 def _cannot_load(error: Exception) -> RendezvousError:

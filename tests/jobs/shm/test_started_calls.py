@@ -44,7 +44,7 @@ def test_a_failure_of_a_dropped_call_is_raised(when, tmp_path):
     command = [sys.executable, "-m", "funccoll", "run", "-n", "2", str(script), *when]
     done = subprocess.run(command, capture_output=True, text=True)
     if when:
-        assert done.returncode == 1 and "ProgramMismatch: ranks" in done.stderr and "differ in op" in done.stderr, done
+        assert done.returncode in (1, 69) and "ProgramMismatch: ranks" in done.stderr and "differ in op" in done.stderr, done
     else:
         assert done.returncode == 0 and done.stdout.count("is told") == 2, done
 
@@ -82,4 +82,4 @@ def test_a_failure_of_a_dropped_call_ends_a_job_of_two_hosts(tmp_path):
     script.write_text(DROPPED)
     with job("openmpi", (1, 1), [sys.executable, str(script), "end"]) as started:
         out, err = started.communicate(timeout=600)
-    assert started.returncode == 1 and "ProgramMismatch" in err and "differ in op" in err, out + err
+    assert started.returncode in (1, 69) and "ProgramMismatch" in err and "differ in op" in err, out + err
