@@ -60,7 +60,7 @@ def checked_groups(name: str, groups: Any, axes: tuple[str, ...], equal: str = "
     if equal and are_uneven(found):
         raise PlannedError(
             f"{name} over {over} in groups {shown_groups(found)}: the groups have sizes {', '.join(map(str, sizes))}, and "
-            f"{equal}, which must have one shape on all devices. Use groups of one size; groups of fc.ragged are planned."
+            f"{equal}, which must have one shape on all devices. Use groups of one size, or fc.ragged, whose groups have any."
         )
     return () if found == (tuple(range(size)),) else found
 

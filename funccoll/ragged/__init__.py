@@ -13,6 +13,11 @@ traced. Those that no device has sent are 0.
 process that plays several devices passes a list with the block of each. Results are NumPy arrays of exactly the received rows,
 read-only, or lists of them.
 
+**Groups.** In traced functions `groups=[[0, 1], [2, 3, 4]]` lets only the devices of a group exchange rows. They are positions
+along `axis`, as in other collectives, and may have any sizes. p is then the number of ranks of the largest group, and ranks are
+those in a group, in the order in which it lists them. Sizes for ranks that a smaller group lacks do not count, and are 0 in
+results.
+
 Sizes that do not fit, or that devices have told differently, raise ShapeError on all devices before anything moves.
 """
 

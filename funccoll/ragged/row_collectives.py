@@ -10,7 +10,8 @@ import numpy as np
 import optree
 
 from ..collectives.all_gather import all_gather_p
-from ..collectives.argument_checks import mesh_axes
+from ..collectives.argument_checks import Groups, mesh_axes
+from ..collectives.axis_groups import group_sizes
 from ..collectives.ragged_all_gather import ragged_all_gather_p
 from ..collectives.ragged_all_to_all import ragged_all_to_all_p
 from ..collectives.ragged_reduce_scatter import ragged_reduce_scatter_p
@@ -22,9 +23,11 @@ from ..errors import DTypeError, ShapeError, UnsupportedError
 from ..ops.indexing import getitem
 from ..ops.registry import as_traceable
 from ..primitives.combining import OPS
+from ..primitives.operand_rules import check_op
 from ..primitives.varying import axis_index_p, axis_size, pvary
 from ..tracing.trace import value_type
-from .exact_blocks import exact
+from .exact_blocks import Move, exact
+from .grouped_rows import GroupedRows, grouped_rows
 
 __all__ = ["all_gather", "all_to_all", "gather", "ragged_all_to_all", "reduce_scatter", "scatter"]
 
@@ -32,7 +35,7 @@ Axes = str | tuple[str, ...]
 
 
 @explains_keywords("fc.ragged.all_gather")
-def all_gather(x: Any, axis: Axes, *, rows: Any = None, mesh: Mesh | None = None) -> tuple[Any, Any]:
+def all_gather(x: Any, axis: Axes, *, rows: Any = None, groups: Groups = None, mesh: Mesh | None = None) -> tuple[Any, Any]:
     """Concatenate the rows of all devices along `axis`, in axis order; every device gets all of them.
 
     Its gradient gives each device its own rows of the cotangent.
@@ -41,6 +44,7 @@ def all_gather(x: Any, axis: Axes, *, rows: Any = None, mesh: Mesh | None = None
         x: An array or a pytree of arrays of shape (n, ...), as `fc.ragged` says.
         axis: A mesh axis, or a tuple of axes.
         rows: In traced functions, how many of the n rows count on this device: an integer. None means all.
+        groups: In traced functions, groups as `fc.ragged` says.
         mesh: Outside of traced functions, the mesh.
 
     Returns:
@@ -62,14 +66,22 @@ def all_gather(x: Any, axis: Axes, *, rows: Any = None, mesh: Mesh | None = None
     """
     name = "ragged.all_gather"
     if mesh is not None:
-        return exact(name, _all_gather, x, axis, mesh)
+        return _exact(name, groups, _all_gather, x, axis, mesh)
     axes, leaves, rebuild, n = _rows_of(name, x, axis)
     table = _gathered(_integers(name, "rows", n if rows is None else rows, ()), axes)
+    if grouped := grouped_rows(name, groups, axes):
+        g = grouped.size
+        pairs = grouped.pairs(np.broadcast_to(table[:, None], (len(grouped.rank), g)))
+        starts = grouped.pairs(np.broadcast_to(n * np.arange(g), (len(grouped.rank), g)))
+        copies = [np.reshape(np.broadcast_to(leaf, (g, *leaf.shape)), (g * n, *leaf.shape[1:])) for leaf in leaves]
+        return rebuild(_all_to_all(copies, axes, grouped.table(pairs, starts), g * n)), grouped.of_members(table)
     return rebuild(_all_gather(leaves, axes, table, axis_size(axes) * n)), table
 
 
 @explains_keywords("fc.ragged.all_to_all")
-def all_to_all(x: Any, axis: Axes, *, sizes: Any, result_rows: int | None = None, mesh: Mesh | None = None) -> tuple[Any, Any]:
+def all_to_all(
+    x: Any, axis: Axes, *, sizes: Any, result_rows: int | None = None, groups: Groups = None, mesh: Mesh | None = None
+) -> tuple[Any, Any]:
     """Send the first `sizes[0]` rows to device 0, the next `sizes[1]` rows to device 1, and so on.
 
     Each device gets the rows that were sent to it, in the order of their senders. The gradient sends cotangents back.
@@ -80,6 +92,7 @@ def all_to_all(x: Any, axis: Axes, *, sizes: Any, result_rows: int | None = None
         sizes: p integers: how many rows go to each device.
         result_rows: In traced functions, the rows of the result: at least as many as any device receives. None means p * n,
             which is always enough.
+        groups: In traced functions, groups as `fc.ragged` says.
         mesh: Outside of traced functions, the mesh. A process that plays several devices passes a list of sizes for each.
 
     Returns:
@@ -102,12 +115,16 @@ def all_to_all(x: Any, axis: Axes, *, sizes: Any, result_rows: int | None = None
     """
     name = "ragged.all_to_all"
     if mesh is not None:
-        return exact(name, _all_to_all, x, axis, mesh, sizes)
+        return _exact(name, groups, _all_to_all, x, axis, mesh, sizes)
     axes, leaves, rebuild, n = _rows_of(name, x, axis)
-    p = axis_size(axes)
+    grouped = grouped_rows(name, groups, axes)
+    p = grouped.size if grouped else axis_size(axes)
     table = _gathered(_integers(name, "sizes", sizes, (p,)), axes)
-    found = _all_to_all(leaves, axes, table, _result_rows(name, result_rows, p * n))
-    return rebuild(found), getitem(np.transpose(table), bind(axis_index_p, axes=axes))
+    room = _result_rows(name, result_rows, p * n)
+    if grouped:
+        pairs = grouped.pairs(table)
+        return rebuild(_all_to_all(leaves, axes, grouped.table(pairs), room)), grouped.from_members(pairs)
+    return rebuild(_all_to_all(leaves, axes, table, room)), getitem(np.transpose(table), bind(axis_index_p, axes=axes))
 
 
 @explains_keywords("fc.ragged.reduce_scatter")
@@ -118,12 +135,14 @@ def reduce_scatter(
     sizes: Any,
     op: str = "sum",
     result_rows: int | None = None,
+    groups: Groups = None,
     mesh: Mesh | None = None,
 ) -> Any:
     """Combine x over all devices along `axis`; each device gets its own rows of the result.
 
     Device 0 gets the first `sizes[0]` rows, device 1 the next `sizes[1]`, and so on. It combines in axis order. The gradient of
-    a sum or a mean is an `all_gather`; the other reductions have none.
+    a sum or a mean is an `all_gather`; the other reductions have none. Among groups there are only these two, and a device has
+    room for its rows of all members.
 
     Args:
         x: An array or a pytree of arrays of shape (n, ...), as `fc.ragged` says.
@@ -131,6 +150,7 @@ def reduce_scatter(
         sizes: p integers, equal on all devices: the rows of each device's result.
         op: "sum", "mean", "max", "min", "prod", "and", "or" or "xor".
         result_rows: In traced functions, the rows of the result: at least the largest size. None means n.
+        groups: In traced functions, groups as `fc.ragged` says.
         mesh: Outside of traced functions, the mesh.
 
     Returns:
@@ -155,15 +175,20 @@ def reduce_scatter(
     if not isinstance(op, str) or op not in OPS:
         raise UnsupportedError(f"{name}: unknown op {op!r}. Use one of {', '.join(OPS)}.")
     if mesh is not None:
-        return exact(name, _reduce_scatter, x, axis, mesh, sizes, op=op)[0]
+        return _exact(name, groups, _reduce_scatter, x, axis, mesh, sizes, op=op)[0]
     axes, leaves, rebuild, n = _rows_of(name, x, axis)
-    told = _integers(name, "sizes", sizes, (axis_size(axes),))
+    grouped = grouped_rows(name, groups, axes)
+    told = _integers(name, "sizes", sizes, (grouped.size if grouped else axis_size(axes),))
+    if grouped:
+        return rebuild(_reduce_among(leaves, axes, grouped, told, _result_rows(name, result_rows, n), op))
     table = told if value_type(told).varying.isdisjoint(axes) else _gathered(told, axes)
     return rebuild(_reduce_scatter(leaves, axes, table, _result_rows(name, result_rows, n), op=op))
 
 
 @explains_keywords("fc.ragged.gather")
-def gather(x: Any, axis: Axes, *, rows: Any = None, root: int = 0, mesh: Mesh | None = None) -> tuple[Any, Any]:
+def gather(
+    x: Any, axis: Axes, *, rows: Any = None, root: int = 0, groups: Groups = None, mesh: Mesh | None = None
+) -> tuple[Any, Any]:
     """Concatenate the rows of all devices along `axis` on the root; the others get none.
 
     Args:
@@ -171,6 +196,7 @@ def gather(x: Any, axis: Axes, *, rows: Any = None, root: int = 0, mesh: Mesh | 
         axis: A mesh axis, or a tuple of axes.
         rows: In traced functions, how many of the n rows count on this device: an integer. None means all.
         root: The position along `axis` of the device that gets the rows.
+        groups: In traced functions, groups as `fc.ragged` says.
         mesh: Outside of traced functions, the mesh.
 
     Returns:
@@ -192,15 +218,26 @@ def gather(x: Any, axis: Axes, *, rows: Any = None, root: int = 0, mesh: Mesh | 
     """
     name = "ragged.gather"
     if mesh is not None:
-        return exact(name, _gather, x, axis, mesh, root=_root(name, root, _size_of(mesh, axis)))
+        return _exact(name, groups, _gather, x, axis, mesh, root=_root(name, root, _size_of(mesh, axis)))
     axes, leaves, rebuild, n = _rows_of(name, x, axis)
     table = _gathered(_integers(name, "rows", n if rows is None else rows, ()), axes)
+    if grouped := grouped_rows(name, groups, axes):
+        root = _root(name, root, min(map(len, grouped.groups)))
+        pairs = grouped.pairs(table[:, None] * (np.arange(grouped.size) == root))
+        return rebuild(_all_to_all(leaves, axes, grouped.table(pairs), grouped.size * n)), grouped.of_members(table)
     return rebuild(_gather(leaves, axes, table, axis_size(axes) * n, root=_root(name, root, axis_size(axes)))), table
 
 
 @explains_keywords("fc.ragged.scatter")
 def scatter(
-    x: Any, axis: Axes, *, sizes: Any, root: int = 0, result_rows: int | None = None, mesh: Mesh | None = None
+    x: Any,
+    axis: Axes,
+    *,
+    sizes: Any,
+    root: int = 0,
+    result_rows: int | None = None,
+    groups: Groups = None,
+    mesh: Mesh | None = None,
 ) -> tuple[Any, Any]:
     """Send the root's first `sizes[0]` rows to device 0, its next `sizes[1]` rows to device 1, and so on.
 
@@ -213,6 +250,7 @@ def scatter(
         sizes: p integers: how many of the root's rows go to each device. Outside of traced functions the others may pass None.
         root: The position along `axis` of the device whose rows are sent.
         result_rows: In traced functions, the rows of the result: at least the largest size. None means n.
+        groups: In traced functions, groups as `fc.ragged` says.
         mesh: Outside of traced functions, the mesh.
 
     Returns:
@@ -235,11 +273,16 @@ def scatter(
     """
     name = "ragged.scatter"
     if mesh is not None:
-        return exact(name, _scatter, x, axis, mesh, sizes, root=_root(name, root, _size_of(mesh, axis)))
+        return _exact(name, groups, _scatter, x, axis, mesh, sizes, root=_root(name, root, _size_of(mesh, axis)))
     axes, leaves, rebuild, n = _rows_of(name, x, axis)
-    p = axis_size(axes)
-    table, root = _gathered(_integers(name, "sizes", sizes, (p,)), axes), _root(name, root, p)
-    found = _scatter(leaves, axes, table, _result_rows(name, result_rows, n), root=root)
+    grouped, room = grouped_rows(name, groups, axes), _result_rows(name, result_rows, n)
+    p = grouped.size if grouped else axis_size(axes)
+    table = _gathered(_integers(name, "sizes", sizes, (p,)), axes)
+    root = _root(name, root, min(map(len, grouped.groups)) if grouped else p)
+    if grouped:
+        pairs = grouped.pairs(table) * (grouped.rank == root)[:, None]
+        return rebuild(_all_to_all(leaves, axes, grouped.table(pairs), room)), np.sum(grouped.from_members(pairs))
+    found = _scatter(leaves, axes, table, room, root=root)
     return rebuild(found), getitem(table[root], bind(axis_index_p, axes=axes))
 
 
@@ -252,6 +295,8 @@ def ragged_all_to_all(
     output_offsets: Any,
     recv_sizes: Any,
     axis: Axes,
+    *,
+    groups: Groups = None,
 ) -> Any:
     """Send rows of `operand` from any places to any places in the `output` of each device.
 
@@ -269,6 +314,7 @@ def ragged_all_to_all(
         output_offsets: p integers: where the rows go in each device's output.
         recv_sizes: p integers: the number of rows from each device.
         axis: A mesh axis, or a tuple of axes.
+        groups: Groups as `fc.ragged` says.
 
     Returns:
         The output of this device, of shape (m, ...).
@@ -292,7 +338,8 @@ def ragged_all_to_all(
     """
     name = "ragged.ragged_all_to_all"
     axes, (operand,), _, _ = _rows_of(name, operand, axis)
-    output, p = as_traceable(output), axis_size(axes)
+    grouped = grouped_rows(name, groups, axes)
+    output, p = as_traceable(output), grouped.size if grouped else axis_size(axes)
     if output.dtype != operand.dtype or output.shape[1:] != operand.shape[1:] or not output.ndim:
         raise ShapeError(
             f"{name}: output {value_type(output)} must have the dtype and the further dimensions of the operand "
@@ -306,9 +353,11 @@ def ragged_all_to_all(
     }
     stated = np.stack([np.broadcast_to(_integers(name, word, value, (p,)), (p,)) for word, value in words.items()])
     table = _gathered(stated, axes)
+    if grouped:
+        table = np.stack([grouped.pairs(table[:, what]) for what in range(4)], axis=1)
     received = _bind(ragged_all_to_all_p, [operand], axes, table, output.shape[0])[0]
     mine = bind(axis_index_p, axes=axes)
-    places, sizes = (np.reshape(getitem(np.transpose(table[:, what]), mine), (p, 1)) for what in (2, 1))
+    places, sizes = (np.reshape(getitem(np.transpose(table[:, what]), mine), (-1, 1)) for what in (2, 1))
     row = np.arange(output.shape[0])
     is_new = np.any((row >= places) & (row < places + sizes), axis=0)
     return np.where(np.reshape(is_new, (-1, *(1,) * (operand.ndim - 1))), received, output)
@@ -338,6 +387,45 @@ def _gather(leaves: Sequence[Any], axes: tuple[str, ...], table: Any, result_row
 def _scatter(leaves: Sequence[Any], axes: tuple[str, ...], table: Any, result_rows: int, *, root: int) -> list[Any]:
     of_root = table * (np.arange(axis_size(axes)) == root)[:, None]
     return _bind(ragged_all_to_all_p, leaves, axes, of_root, result_rows)
+
+
+def _reduce_among(
+    leaves: Sequence[Any], axes: tuple[str, ...], grouped: GroupedRows, told: Any, room: int, op: str
+) -> list[Any]:
+    """Reduce among groups: each device gets its rows of every member, one behind the other, and adds them in order of ranks."""
+    name, g = "ragged.reduce_scatter", grouped.size
+    if op not in ("sum", "mean"):
+        raise UnsupportedError(
+            f'{name}: op="{op}" has no groups; sums and means have. Use fc.all_reduce(x, axis, op="{op}", groups=groups), and '
+            "take your own rows of its result."
+        )
+    for leaf in leaves:
+        check_op(name, value_type(leaf), op)
+    sizes = _gathered(told, axes)
+    places = np.broadcast_to(room * grouped.rank[:, None], (len(grouped.rank),) * 2)
+    found = _all_to_all(leaves, axes, grouped.table(grouped.pairs(sizes), places=places, expected=sizes), g * room)
+    count = group_sizes(grouped.groups, axes)
+
+    def total(rows: Any) -> Any:
+        parts = np.reshape(rows, (g, room, *rows.shape[1:]))
+        is_half = rows.dtype.itemsize == 2 and rows.dtype.kind not in "iu"
+        parts = parts.astype(np.float32) if is_half else parts  # and rounded once, as by all reductions
+        result = parts[0]
+        for rank in range(1, g):
+            result = np.where(rank < count, result + parts[rank], result)
+        return (result / count.astype(result.dtype) if op == "mean" else result).astype(rows.dtype)
+
+    return [total(rows) for rows in found]
+
+
+def _exact(name: str, groups: Groups, move: Move, x: Any, axis: Any, mesh: Mesh, *sizes: Any, **params: Any) -> tuple[Any, Any]:
+    """Run a ragged collective outside of a traced function. Raises UnsupportedError for groups."""
+    if groups is not None:
+        raise UnsupportedError(
+            f"{name}: groups= is for traced functions. Outside, pass a mesh of the group: fc.group([...]).mesh({{...}}), or a "
+            "part of a mesh such as mesh['data']."
+        )
+    return exact(name, move, x, axis, mesh, *sizes, **params)
 
 
 def _bind(

@@ -182,7 +182,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("printed_traceback", "hosts_job"),
         ("run_command",), ("*",),
     ),
-    "ragged": (("exact_blocks",), ("row_collectives",)),
+    "ragged": (("exact_blocks", "grouped_rows"), ("row_collectives",)),
     "optim": (("learning_rates", "tree_utils"), ("transformation",), ("gradients", "state_layout", "steps")),
     "parallel": (
         ("batch_placement", "buckets", "checkpoint", "replicas", "uneven"), ("comm_hooks", "gradient_reducer"), ("loss_call",),

@@ -180,14 +180,14 @@ FEATURES = (
         "collectives",
         LIMITED,
         "They run on virtual devices, in processes, and over MPI. Groups of different sizes for `all_gather`, `all_to_all` and "
-        "the like need ragged blocks, which take no groups yet. On GPUs no job has run them.",
+        "the like need ragged blocks (`fc.ragged`). On GPUs no job has run them.",
     ),
     Feature(
         "ragged",
         "Ragged blocks (`fc.ragged`): all_gather, all_to_all, reduce_scatter, gather and scatter of rows whose numbers differ",
         "collectives",
         LIMITED,
-        "They run on virtual devices, in processes, and over MPI, in traced functions and outside of them. "
+        "They run on virtual devices, in processes, and over MPI, in traced functions, with `groups=`, and outside of them. "
         "Virtual devices of one GPU were simulated. GPUs of several processes are planned.",
     ),
     Feature(

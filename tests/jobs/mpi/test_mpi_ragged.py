@@ -18,6 +18,7 @@ fc.init()
 n = fc.world_size()
 cases.some({"d": n}, ("d",), range(2), 9)
 cases.some({"d": n}, ("d",), [4, 5], 20000)
+cases.some_groups(n, [1, 2, 3])
 if n == 4:
     cases.some({"a": 2, "b": 2}, ("a",), [4], 900)
     cases.some({"a": 2, "b": 2}, ("b", "a"), [5], 900)

@@ -33,6 +33,13 @@ def test_values(native, axes, over, seeds, most):
     assert launch(cases.some, ranks, axes, over, list(seeds), most) == ["well"] * ranks
 
 
+@pytest.mark.parametrize(
+    ("ranks", "seeds"), [(3, [3]), pytest.param(2, range(6), marks=SLOW), pytest.param(4, range(12), marks=SLOW)]
+)
+def test_groups(ranks, seeds):
+    assert launch(cases.some_groups, ranks, ranks, list(seeds)) == ["well"] * ranks
+
+
 @SLOW
 def test_loops_and_branches():
     assert launch(cases.in_control_flow, 3, 3) == ["well"] * 3

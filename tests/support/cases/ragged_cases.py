@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import time
@@ -22,15 +23,28 @@ FORMS = ("all_gather", "all_to_all", "reduce_scatter", "gather", "scatter", "rag
 
 
 class Drawn:
-    """Sizes and values of one call on all devices: `rows` of its n rows count, and `sizes` go to each device of its group."""
+    """Sizes and values of one call on all devices: `rows` of its n rows count, and `sizes` go to each device of its group.
 
-    def __init__(self, mesh: fc.Mesh, axes: Axes, rng: np.random.Generator, n: int, dtype: str, tail: tuple[int, ...]):
-        self.mesh, self.axes, self.n = mesh, axes, n
-        self.p = p = len(group_of(mesh, axes, 0)[0])
+    partition: groups of positions along the only axis (`groups=`); None if they are those of the axes.
+    """
+
+    def __init__(
+        self,
+        mesh: fc.Mesh,
+        axes: Axes,
+        rng: np.random.Generator,
+        n: int,
+        dtype: str,
+        tail: tuple[int, ...],
+        partition: Sequence[Sequence[int]] | None = None,
+    ):
+        self.mesh, self.axes, self.n, self.partition = mesh, axes, n, partition
+        self.p = p = max(map(len, self.groups()))
         self.sizes = np.zeros((mesh.size, p), np.int64)
         for device in range(mesh.size):
             cuts = np.sort(rng.integers(0, n + 1, p))  # what is behind the last cut is not sent
             self.sizes[device] = np.diff(cuts, prepend=0) * (rng.random(p) < 0.8)
+            self.sizes[device, len(self.group_of(device)[0]) :] = 0
         self.rows = self.sizes.sum(1)
         self.x = (rng.normal(size=(mesh.size, n, *tail)) * 4).astype(dtype)
         self.root = int(rng.integers(p))
@@ -39,7 +53,16 @@ class Drawn:
 
     def groups(self) -> list[list[int]]:
         """The devices of each group, in the order of ranks."""
+        if self.partition is not None:
+            return [list(g) for g in self.partition]
         return [list(g) for g in {tuple(group_of(self.mesh, self.axes, d)[0]) for d in range(self.mesh.size)}]
+
+    def group_of(self, device: int) -> tuple[list[int], int]:
+        """The group of a device, and its rank in it."""
+        if self.partition is None:
+            return group_of(self.mesh, self.axes, device)
+        (group,) = (list(g) for g in self.partition if device in g)
+        return group, group.index(device)
 
 
 def fold(xs: Sequence[np.ndarray]) -> np.ndarray:
@@ -53,20 +76,20 @@ def fold(xs: Sequence[np.ndarray]) -> np.ndarray:
 
 def wanted(drawn: Drawn, form: str, device: int) -> np.ndarray:
     """The rows that a device gets."""
-    group, rank = group_of(drawn.mesh, drawn.axes, device)
+    group, rank = drawn.group_of(device)
     x, sizes, rows = drawn.x[group], drawn.sizes[group], drawn.rows[group]
     before = np.cumsum(sizes, 1) - sizes
     nothing = x[0][:0]
     match form:
         case "all_gather":
-            return np.concatenate([x[s][: rows[s]] for s in range(drawn.p)])
+            return np.concatenate([x[s][: rows[s]] for s in range(len(group))])
         case "gather":
-            return np.concatenate([x[s][: rows[s]] for s in range(drawn.p)]) if rank == drawn.root else nothing
+            return np.concatenate([x[s][: rows[s]] for s in range(len(group))]) if rank == drawn.root else nothing
         case "scatter":
             begin = before[drawn.root, rank]
             return x[drawn.root][begin : begin + sizes[drawn.root, rank]]
         case "all_to_all" | "ragged_all_to_all":
-            sources = range(drawn.p)[:: -1 if drawn.is_turned and form == "ragged_all_to_all" else 1]
+            sources = range(len(group))[:: -1 if drawn.is_turned and form == "ragged_all_to_all" else 1]
             return np.concatenate([x[s][before[s, rank] : before[s, rank] + sizes[s, rank]] for s in sources])
         case "reduce_scatter":  # of the sizes of rank 0
             begin = before[0, rank]
@@ -76,26 +99,26 @@ def wanted(drawn: Drawn, form: str, device: int) -> np.ndarray:
 
 def traced(drawn: Drawn, form: str) -> Any:
     """The form in a function of one device: (x, its sizes, those of rank 0, of its column, where its rows go) -> result."""
-    n, p = drawn.n, drawn.p
+    n, p, among = drawn.n, drawn.p, {} if drawn.partition is None else {"groups": drawn.partition}
     axis = drawn.axes[0] if len(drawn.axes) == 1 else drawn.axes
     op = "or" if drawn.x.dtype == bool else "sum"
 
     def call(x: Any, sizes: Any, first: Any, column: Any, places: Any) -> Any:
         match form:
             case "all_gather":
-                return fc.ragged.all_gather(x, axis, rows=np.sum(sizes))[0]
+                return fc.ragged.all_gather(x, axis, rows=np.sum(sizes), **among)[0]
             case "gather":
-                return fc.ragged.gather(x, axis, rows=np.sum(sizes), root=drawn.root)[0]
+                return fc.ragged.gather(x, axis, rows=np.sum(sizes), root=drawn.root, **among)[0]
             case "scatter":
-                found, rows = fc.ragged.scatter(x, axis, sizes=sizes, root=drawn.root)
+                found, rows = fc.ragged.scatter(x, axis, sizes=sizes, root=drawn.root, **among)
                 return np.where(np.reshape(np.arange(n) < rows, (-1, *(1,) * (x.ndim - 1))), found, np.zeros((), x.dtype))
             case "all_to_all":
-                return fc.ragged.all_to_all(x, axis, sizes=sizes)[0]
+                return fc.ragged.all_to_all(x, axis, sizes=sizes, **among)[0]
             case "reduce_scatter":
-                return fc.ragged.reduce_scatter(x, axis, sizes=first, op=op)
+                return fc.ragged.reduce_scatter(x, axis, sizes=first, op=op, **among)
         output = np.zeros((p * n, *x.shape[1:]), x.dtype)
         begin = np.cumsum(sizes) - sizes
-        return fc.ragged.ragged_all_to_all(x, output, begin, sizes, places, column, axis)
+        return fc.ragged.ragged_all_to_all(x, output, begin, sizes, places, column, axis, **among)
 
     return call
 
@@ -104,11 +127,11 @@ def told(drawn: Drawn) -> list[np.ndarray]:
     """For each device: its sizes, those of rank 0, what it receives of each rank, and where its rows go."""
     first, column, places = (np.zeros_like(drawn.sizes) for _ in range(3))
     for group in drawn.groups():
-        sizes = drawn.sizes[group]
-        first[group], column[group] = sizes[0], sizes.T
+        sizes = drawn.sizes[group][:, : len(group)]
+        first[group], column[group, : len(group)] = drawn.sizes[group[0]], sizes.T
         order = sizes[::-1] if drawn.is_turned else sizes
         before = np.cumsum(order, 0) - order
-        places[group] = before[::-1] if drawn.is_turned else before
+        places[group, : len(group)] = before[::-1] if drawn.is_turned else before
     return [drawn.sizes, first, column, places]
 
 
@@ -119,22 +142,53 @@ def own(mesh: fc.Mesh, result: Any) -> dict[int, np.ndarray]:
     return {device: download(block)[0] for device, block in zip(mesh.local_devices, blocks, strict=True)}
 
 
-def check(axes: dict[str, int], over: Axes, seed: int, calls: int = 3, most: int = 9, mesh: Any = None) -> str:
+def partition_of(p: int, rng: np.random.Generator) -> list[list[int]]:
+    """Random groups of the positions along an axis, of any sizes and in any order."""
+    order = rng.permutation(p).tolist()
+    cuts = sorted({0, p, *rng.integers(1, p, rng.integers(0, 3)).tolist()})
+    return [order[i:j] for i, j in itertools.pairwise(cuts)]
+
+
+def check_groups(p: int, seed: int, mesh: Any = None) -> str:
+    """`check` among random groups along one axis."""
+    rng = np.random.default_rng(seed)
+    return check({"d": p}, ("d",), seed, mesh=mesh, partition=partition_of(p, rng))
+
+
+def some_groups(p: int, seeds: Sequence[int]) -> str:
+    """`check_groups` for several seeds."""
+    for seed in seeds:
+        check_groups(p, seed)
+    return "well"
+
+
+def check(
+    axes: dict[str, int],
+    over: Axes,
+    seed: int,
+    calls: int = 3,
+    most: int = 9,
+    mesh: Any = None,
+    partition: Sequence[Sequence[int]] | None = None,
+) -> str:
     """Run all forms with random sizes, some calls of one program, and compare the bits on this process's devices."""
     mesh, rng = fc.make_mesh(axes) if mesh is None else mesh, np.random.default_rng(seed)
     n, dtype, tail = int(rng.integers(1, most)), str(rng.choice(DTYPES)), tuple(rng.integers(1, 4, rng.integers(0, 3)).tolist())
-    draw = lambda: Drawn(mesh, over, rng, n, dtype, tail)
+    draw = lambda: Drawn(mesh, over, rng, n, dtype, tail, partition)
     programs: dict[str, Any] = {}
     for _ in range(calls):
         drawn = draw()
-        drawn.root = seed % drawn.p  # a parameter of the program
+        drawn.root = seed % min(map(len, drawn.groups()))  # a parameter of the program
         for form in FORMS:
+            if form == "reduce_scatter" and partition is not None and dtype == "bool":
+                continue  # sums and means have groups
             program = programs.setdefault(form, per_device(mesh, traced(drawn, form)))
             for device, got in own(mesh, program(drawn.x, *told(drawn))).items():
                 want = wanted(drawn, form, device)
                 assert got[: len(want)].tobytes() == want.tobytes(), (form, seed, device, got, want)
                 assert not got[len(want) :].any(), (form, seed, device)
-    check_exact(Drawn(mesh, over, rng, int(rng.integers(0, most)), dtype, tail))
+    if partition is None:
+        check_exact(Drawn(mesh, over, rng, int(rng.integers(0, most)), dtype, tail))
     return "well"
 
 

@@ -305,7 +305,7 @@ def test_other_errors():
         PlannedError,
         lambda: run(lambda x: fc.all_gather(x, "data", groups=uneven)),
         "sizes 1, 3",
-        "groups of fc.ragged are planned",
+        "or fc.ragged, whose groups have any",
     )
     wrong(ShapeError, lambda: run(lambda x: fc.broadcast(x, "data", root=1, groups=uneven)), "0 to 0", "its rank in each group")
     wrong(VaryingError, lambda: run(lambda x: fc.all_reduce(x, "data", groups=uneven), spec=P()), "fc.pvary")

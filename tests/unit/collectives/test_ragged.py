@@ -28,11 +28,20 @@ def test_random_sizes(axes, over, seed):
     cases.check(axes, over, seed)
 
 
-@pytest.mark.parametrize(("axes", "over"), MESHES[1:])
-def test_gradients_are_transposes(axes, over):
+@given(p=st.integers(2, 7), seed=st.integers(0, 1 << 20))
+@examples(60, few=2)
+def test_random_groups(p, seed):
+    cases.check_groups(p, seed)
+
+
+@pytest.mark.parametrize(
+    ("axes", "over", "groups"), [*((*mesh, None) for mesh in MESHES[1:]), ({"d": 5}, ("d",), [[3, 0], [1, 4, 2]])]
+)
+def test_gradients_are_transposes(axes, over, groups):
     """<w, f(x)> = <f'(w), x> for random integers, which float64 adds exactly."""
     mesh, rng = fc.make_mesh(axes), np.random.default_rng(7)
-    drawn = cases.Drawn(mesh, over, rng, 5, "float64", (2,))
+    drawn = cases.Drawn(mesh, over, rng, 5, "float64", (2,), groups)
+    drawn.root %= min(map(len, drawn.groups()))
     integers = lambda *shape: rng.integers(-9, 9, shape).astype(np.float64)
     drawn.x = integers(*drawn.x.shape)
     for form in cases.FORMS:
@@ -206,6 +215,24 @@ def test_gradient_of_rows_that_go_to_several_devices_is_refused():
         return fc.all_reduce(np.sum(moved), "d")
 
     raised(fc.grad(both), np.ones((2, 1)), match="the rows that rank 0 receives from ranks 0 and 1 overlap")
+
+
+def test_groups_that_do_not_fit():
+    mesh, x = fc.make_mesh({"d": 4}), np.ones((4, 3, 2))
+    sizes = np.array([[2, 1]] * 3 + [[1, 2]])
+    reduced = lambda **given: per_device(
+        mesh, lambda x, s: fc.ragged.reduce_scatter(x, "d", sizes=s, groups=[[0, 2], [1, 3]], **given)
+    )
+    with pytest.raises(ShapeError, match=r"rank 1 sends 1 rows to rank 3 .*, and rank 3 expects 2 rows from it"):
+        reduced()(x, sizes)
+    with pytest.raises(UnsupportedError, match=r'op="max" has no groups; sums and means have. Use fc\.all_reduce'):
+        reduced(op="max")(x, sizes)
+    with pytest.raises(ShapeError, match="position 3 is in none of them"):
+        per_device(mesh, lambda x: fc.ragged.all_gather(x, "d", groups=[[0, 2], [1]])[0])(x)
+    with pytest.raises(UnsupportedError, match=r"groups= is for traced functions. Outside, pass a mesh of the group: fc.group"):
+        fc.ragged.all_gather([*x], "d", groups=[[0, 2], [1, 3]], mesh=mesh)
+    with pytest.raises(ShapeError, match=r"root=2 must be an integer from 0 to 1"):
+        per_device(mesh, lambda x: fc.ragged.gather(x, "d", root=2, groups=[[0, 2], [1, 3]])[0])(x)
 
 
 def test_what_is_known_when_a_function_is_traced():
