@@ -56,7 +56,7 @@ def attack_jobs(seed: int, count: int) -> dict[str, Any]:
         for number in range(count):
             n, how = rng.choice(RANKS), rng.choice(list(SIGNALS))
             culprit, busy = rng.randrange(n), rng.choice((0, 0, 2, 4))
-            options: dict[str, Any] = {"threads": rng.random() < 0.3, "forks": rng.random() < 0.3}
+            options: dict[str, Any] = {name: rng.random() < 0.3 for name in ("threads", "forks", "started")}
             options["timeout"] = TIMEOUT if how == "stop" else 120.0
             with Load(busy), Job(server, Path(folder), "attacked", n, **options) as job:
                 _attack(job, n, culprit, how, rng.random() ** 2 * 0.5)
@@ -64,7 +64,7 @@ def attack_jobs(seed: int, count: int) -> dict[str, Any]:
                 happened["steps of second threads"] += sum(beside)
             happened[how] += 1
             happened[f"{n} ranks"] += 1
-            happened.update(name for name in ("threads", "forks") if options[name])
+            happened.update(name for name in ("threads", "forks", "started") if options[name])
             print(f"{number + 1:4} of {count}: {how}, rank {culprit} of {n}, {busy} busy processes", flush=True)
     return dict(happened)
 

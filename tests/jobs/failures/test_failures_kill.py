@@ -15,19 +15,22 @@ QUICK = 8
 
 
 def points():
-    """(ranks, victim, at which fraction of the instructions of some steps, of which kind), the same ones every time."""
+    """(ranks, victim, at which fraction of the instructions of some steps, of which kind, with two calls of it in flight), the
+    same ones every time."""
     chance = random.Random(4)
     for number in range(POINTS):
         n = 2 + number % 3
         marks = () if number < QUICK else pytest.mark.slow
         step = "backward" if number % 4 == 3 else "work"
-        yield pytest.param(n, chance.randrange(n), chance.random(), step, marks=marks, id=f"{step}-{number}")
+        started = number % 5 == 2
+        name = f"{'started ' * started}{step}-{number}"
+        yield pytest.param(n, chance.randrange(n), chance.random(), step, started, marks=marks, id=name)
 
 
-@pytest.mark.parametrize(("n", "victim", "where", "step"), list(points()))
-def test_a_rank_dies_at_an_instruction(n, victim, where, step, server, tmp_path, record_property):
+@pytest.mark.parametrize(("n", "victim", "where", "step", "started"), list(points()))
+def test_a_rank_dies_at_an_instruction(n, victim, where, step, started, server, tmp_path, record_property):
     """Of a step with every kind of collective, or in the backward pass of training."""
-    with Job(server, tmp_path, "kill", n, victim=victim, where=where, step=step) as job:
+    with Job(server, tmp_path, "kill", n, victim=victim, where=where, step=step, started=started) as job:
         job.start()
         codes = job.end()
         assert codes == [-9 if rank == victim else 0 for rank in range(n)], job.report()

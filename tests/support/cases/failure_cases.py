@@ -52,10 +52,10 @@ from tests.support.ranks.failure_ranks import (
 
 
 @member
-def kill(victim: int, where: float, step: str = "work") -> None:
+def kill(victim: int, where: float, step: str = "work", started: bool = False) -> None:
     """The victim dies at a fraction of the instructions of three steps; the others tell what they are told."""
     mortal = Mortal() if fc.rank() == victim else None
-    steps = Steps(Program({"work": work, "backward": backward}[step]))
+    steps = Steps(Program({"work": work, "backward": backward}[step], started))
     steps.run(2)
     if mortal is not None:
         counted = mortal.executed
@@ -73,7 +73,7 @@ def kill(victim: int, where: float, step: str = "work") -> None:
 
 
 @member
-def attacked(threads: bool, forks: bool, timeout: float) -> None:
+def attacked(threads: bool, forks: bool, timeout: float, started: bool) -> None:
     """Steps that go on until something happens to a rank: what, and when, the attacker knows (benchmarks/failures/attacks.py).
 
     A second thread steps over a mesh of its own, and children are forked which read arrays that the steps replace.
@@ -84,7 +84,7 @@ def attacked(threads: bool, forks: bool, timeout: float) -> None:
         raise ValueError("a handler has had enough")
 
     signal.signal(signal.SIGUSR1, raises)
-    program, other = Program(), Program()
+    program, other = Program(started=started), Program(started=started)
     steps = Steps(program)
     steps.run(2)
     fc.init(timeout)

@@ -85,13 +85,17 @@ def examples(n: int, step: Callable[[Any, Any], Any] = work) -> list[tuple[np.nd
 
 
 class Program:
-    """A step on the job's mesh. Private arrays go in, and what comes out must be right."""
+    """A step on the job's mesh. Private arrays go in, and what comes out must be right.
 
-    def __init__(self, step: Callable[[Any, Any], Any] = work) -> None:
+    A started one has two calls of the step in flight.
+    """
+
+    def __init__(self, step: Callable[[Any, Any], Any] = work, started: bool = False) -> None:
         n = fc.world_size()
         self.mesh = fc.make_mesh(AXES[n])
         self.step = fc.jit(step, mesh=self.mesh, in_specs=(EVERY, P()), out_specs=STEPS[step])
         self.examples = [(x, bits[fc.rank()]) for x, bits in examples(n, step)]
+        self._calls = self._in_flight if started else self._in_turn
         self._begun, self._span = (-1, 0), 0
         """The step that was called last and the count of collectives before it, and the collectives of a step."""
 
@@ -99,10 +103,18 @@ class Program:
         """Step number i."""
         x, bits = self.examples[i % 3]
         self._begun = i, self._count()
-        outs = self.step(x, W)
+        results = self._calls(x)
         self._span = self._count() - self._begun[1]
-        found = fc.tree.leaves(outs)
-        assert [out.local.tobytes() for out in found] == bits, f"wrong data in step {i}"
+        for outs in results:
+            assert [out.local.tobytes() for out in fc.tree.leaves(outs)] == bits, f"wrong data in step {i}"
+
+    def _in_turn(self, x: np.ndarray) -> Any:
+        return [self.step(x, W)]
+
+    def _in_flight(self, x: np.ndarray) -> Any:
+        works = [fc.start(self.step, x, W) for _ in range(2)]
+        np.tanh(x)
+        return [work.result() for work in works]
 
     def _count(self) -> int:
         transport: Any = self.mesh.transport
