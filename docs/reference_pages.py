@@ -27,6 +27,12 @@ TOPICS: dict[str, tuple[str, str, tuple[str, ...]]] = {
          "inclusive_scan", "exclusive_scan", "arg_reduce", "barrier", "axis_index", "axis_size", "own_slice", "pvary",
          ".ragged"),
     ),
+    "started_collectives": (
+        "Started collectives", "Collectives that travel while the program computes; see the guide of overlap.",
+        ("all_reduce_start", "all_gather_start", "reduce_scatter_start", "all_to_all_start", "permute_start",
+         "broadcast_start", "reduce_start", "gather_start", "scatter_start", "inclusive_scan_start", "exclusive_scan_start",
+         "arg_reduce_start", "done", "Future"),
+    ),
     "transformations": (
         "Transformations", "Functions of functions: compiled, differentiated, batched.",
         ("jit", "grad", "value_and_grad", "vjp", "jvp", "linearize", "jacfwd", "jacrev", "hessian", "vmap", "checkpoint",

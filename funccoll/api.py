@@ -25,6 +25,21 @@ from .collectives.functions import (
     reduce_scatter,
     scatter,
 )
+from .collectives.started import (
+    all_gather_start,
+    all_reduce_start,
+    all_to_all_start,
+    arg_reduce_start,
+    broadcast_start,
+    done,
+    exclusive_scan_start,
+    gather_start,
+    inclusive_scan_start,
+    permute_start,
+    reduce_scatter_start,
+    reduce_start,
+    scatter_start,
+)
 from .compiler.arguments import AUTO
 from .compiler.background_calls import start
 from .compiler.jit import clear_caches, jit
@@ -48,6 +63,7 @@ from .ops.sorting import top_k, unique
 from .parallel import DataParallel, comm_hooks, data_parallel, uneven_batches
 from .profiling.recording import profile
 from .runtime.work import Work
+from .tracing.future import Future
 from .tracing.global_draws import GlobalRandomWarning
 from .tracing.result_types import eval_shape
 from .transforms.autodiff import checkpoint_policies
@@ -81,6 +97,10 @@ __all__ = [
     # collectives
     "all_gather", "all_reduce", "all_to_all", "arg_reduce", "axis_index", "axis_size", "barrier", "broadcast", "exclusive_scan",
     "gather", "inclusive_scan", "own_slice", "permute", "pvary", "reduce", "reduce_scatter", "scatter",
+    # started collectives
+    "all_gather_start", "all_reduce_start", "all_to_all_start", "arg_reduce_start", "broadcast_start", "exclusive_scan_start",
+    "gather_start", "inclusive_scan_start", "permute_start", "reduce_scatter_start", "reduce_start", "scatter_start",
+    "done", "Future",
     # modules and errors
     "comm_hooks", "debug", "draw", "linalg", "nn", "optim", "ragged", "random", "schedules", "special", "tree", "errors",
     "FunccollError", "PlannedError", "PlannedNameError", "DTypePromotionWarning", "GlobalRandomWarning",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -30,6 +30,8 @@ __all__ = [
     "leaked",
     "refuse_subclass",
     "reports_off",
+    "starting",
+    "starts",
     "use_interpreter",
     "without_reports",
 ]
@@ -172,6 +174,25 @@ def reports_off() -> bool:
     return _QUIET.get()
 
 
+_STARTS: ContextVar[bool] = ContextVar("funccoll_starts", default=False)
+"""True while collectives are bound as started ones."""
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """Bind collectives in a block as started ones (`Equation.started`)."""
+    token = _STARTS.set(True)
+    try:
+        yield
+    finally:
+        _STARTS.reset(token)
+
+
+def starts() -> bool:
+    """True inside `starting`."""
+    return _STARTS.get()
+
+
 @contextmanager
 def eager() -> Iterator[None]:
     """Compute at once in a block, even if a trace is around it."""
@@ -197,7 +218,8 @@ def evaluate(
 ) -> tuple[list[Any], dict[Var, Any]]:
     """Run a program. Return its outputs and the value of every variable.
 
-    `apply(equation, values)` gives an equation's result. By default it is bound in the current interpreter.
+    `apply(equation, values)` gives an equation's result. By default it is bound in the current interpreter. What is bound for
+    a started collective is started, too.
     """
     env: dict[Var, Any] = dict(zip(program.inputs, args, strict=True))
     env.update(zip((v for v, _ in program.constants), constants, strict=True))
@@ -209,7 +231,7 @@ def evaluate(
         interpreter = _INTERPRETER.get()
         apply = lambda eqn, values: interpreter.bind(eqn.primitive, values, eqn.params)
     for eqn in program.equations:
-        with at_source(eqn.source):
+        with at_source(eqn.source), starting() if eqn.started else nullcontext():
             out = apply(eqn, [read(a) for a in eqn.inputs])
         env.update(zip(eqn.outputs, out if eqn.primitive.multiple else (out,), strict=True))
     return [read(a) for a in program.outputs], env

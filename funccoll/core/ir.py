@@ -134,10 +134,12 @@ class Equation:
     source: Source | None
     bucket: int = 0
     """The number of the bucket of gradients that it reduces (`grad_hook`), else 0. Passes leave it in its place."""
+    started: bool = False
+    """True for a collective that the program starts, and finishes before the first equation that reads its results."""
 
     def replace(self, **changes: Any) -> Equation:
         """Return a copy with some fields changed."""
-        fields = {name: getattr(self, name) for name in ("primitive", "inputs", "outputs", "params", "source", "bucket")}
+        fields = {name: getattr(self, name) for name in _FIELDS}
         return Equation(**{**fields, **changes})
 
     def axes(self) -> tuple[str, ...]:
@@ -194,6 +196,9 @@ class Equation:
     def times(self) -> int | None:
         """The number of times that its programs run; None if that depends on values."""
         return self.params["length"] if self.primitive.name == "scan" else 1 if self.primitive.name == "cond" else None
+
+
+_FIELDS = ("primitive", "inputs", "outputs", "params", "source", "bucket", "started")
 
 
 @dataclass(frozen=True, eq=False)

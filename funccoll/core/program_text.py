@@ -54,7 +54,7 @@ def _lines(program: Program, head: str, sources: bool) -> list[str]:
     constants = " ".join(bound(v) for v, _ in program.constants) + (" ; " if program.constants else "")
     lines = [f"{head}{constants}{' '.join(map(bound, program.inputs))} . let"]
     for eqn in program.equations:
-        params = ", ".join(f"{k}={text}" for k, text in parameter_texts(eqn).items())
+        params = ", ".join(["started"] * eqn.started + [f"{k}={text}" for k, text in parameter_texts(eqn).items()])
         left = " ".join(map(bound, eqn.outputs)) or "_"
         right = f"{eqn.primitive.name}{f'[{params}]' if params else ''} {' '.join(map(used, eqn.inputs))}"
         line = f"    {left} = {right}".rstrip()

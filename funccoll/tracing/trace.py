@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import optree
 
-from ..core.interpreter import Interpreter, Traced, as_array, current_interpreter, leaked, reports_off, use_interpreter
+from ..core.interpreter import Interpreter, Traced, as_array, current_interpreter, leaked, reports_off, starts, use_interpreter
 from ..core.ir import Atom, Equation, Literal, Primitive, Program, Var, infer
 from ..core.pytree_paths import path_name
 from ..core.sharding import Sharding
@@ -31,6 +31,7 @@ from ..errors import (
 )
 from ..primitives.shard_map_call import ShardMapCall
 from ..primitives.varying import pvary_p
+from .future import Future
 from .global_draws import note_constant
 from .tracer import Tracer
 
@@ -88,6 +89,8 @@ class Trace:
         self.axis_sizes = parent.axis_sizes if axis_sizes is None else axis_sizes
         self.equations: list[Equation] = []
         self.buckets = 0  # the number of the last bucket
+        self.futures: list[Future] = []
+        """The started collectives that are not done yet."""
         self.open = True
         self.label = "a function"
         self._captured: list[tuple[Var, Any]] = []
@@ -107,6 +110,8 @@ class Trace:
         types = infer(primitive, [a.type for a in atoms], params, atoms)
         outputs = tuple([Var(t) for t in types])
         eqn = Equation(primitive, tuple(atoms), outputs, params, source)
+        if primitive.kind == "collective" and primitive.communicates and starts():
+            eqn = eqn.replace(started=True)
         if primitive.kind in ("debug", "control", "higher") and reports_off():
             if primitive.kind == "debug":
                 return []
@@ -212,7 +217,12 @@ class Trace:
         return wide
 
     def finish(self, inputs: Sequence[Var], outputs: Sequence[Any], label: str) -> tuple[Program, list[Any]]:
-        """Close the trace. Returns the program, and the captured values in the order of its constants."""
+        """Close the trace. Returns the program, and the captured values in the order of its constants.
+
+        Raises TraceError for a future that is not done.
+        """
+        if self.futures:
+            raise self.futures[0].never_done()
         atoms = tuple(v.variable if isinstance(v, Tracer) and v.frame is self else self._atom(v) for v in outputs)
         self.open = False
         if self.evaluation is not None:
@@ -318,6 +328,8 @@ def flatten_outputs(result: Any, name: str, given: bool = False) -> tuple[list[A
     """
     leaves, treedef = optree.tree_flatten(result)
     for i, leaf in enumerate(leaves):
+        if isinstance(leaf, Future):
+            raise leaf.used_as_array() if given else leaf.never_done(returned=True)
         if isinstance(leaf, (Traced, bool, int, float, complex, np.ndarray, np.generic)):
             if isinstance(leaf, (np.ndarray, np.generic)):
                 check_dtype(leaf.dtype, name if given else f"the result of {name}")

@@ -42,6 +42,7 @@ MODULES: dict[str, str] = {
 SECTIONS = ("Args", "Returns", "Yields", "Raises", "Example", "Note", "References")
 NEVER_CALLED: dict[str, str] = {
     "Array": "device_put, from_local and functions of jit make them",
+    "Future": "all_reduce_start and its like make them",
     "Mesh": "make_mesh makes them",
     "ProcessGroup": "group and split make them",
     "Work": "start makes them",

@@ -45,7 +45,8 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("norms",), ("accumulations", "creation", "joining", "pointwise", "sorting", "statistics", "nanfunctions"),
     ),
     "tracing": (
-        ("global_draws", "tracer"), ("trace",), ("closed_programs", "batched_evaluation", "result_types"), ("batched_control",),
+        ("future", "global_draws", "tracer"), ("trace",), ("closed_programs", "batched_evaluation", "result_types"),
+        ("batched_control",),
     ),
     "collectives": (
         ("pair_blocks",), ("record",), ("arg_reduce", "argument_checks", "axis_groups"), ("all_reduce", "inclusive_scan"),
@@ -53,7 +54,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
             "all_gather", "all_to_all", "barrier", "broadcast", "exclusive_scan", "gather", "permute", "reduce",
             "ragged_all_gather", "ragged_all_to_all", "ragged_reduce_scatter", "reduce_scatter", "scatter",
         ),
-        ("functions",),
+        ("functions",), ("started",),
     ),
     "transforms": (("batching",), ("autodiff",), ("callbacks", "control"), ("custom_primitives",)),
     "transforms.autodiff": (

@@ -4,7 +4,7 @@ The depth of a collective is the length of the longest chain of collectives befo
 from one to the other would make the second one deeper. So all at one depth may be merged, and no dependency is crossed. A
 collective after a fence is deeper than all before it. Barriers are never crossed either. A bucket of gradients is never
 combined: its size is the user's, and it is reduced as soon as its last gradient is ready. Nor is a ragged collective, which has
-a table of its own.
+a table of its own, nor one that you started, which would wait for another's operands.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _combine_region(equations: list[Equation], limit: int) -> list[Equation]:
     for eqn in equations:
         level = max((depth.get(a, (0, 0)) for a in eqn.inputs if type(a) is Var), default=(0, 0))
         if eqn.primitive.kind == "collective":
-            if nbytes(eqn) <= limit and not is_ragged(eqn):
+            if nbytes(eqn) <= limit and not is_ragged(eqn) and not eqn.started:
                 key = (level, *_key(eqn))
                 group = open_groups.get(key)
                 if group is None or sizes[id(group)] + nbytes(eqn) > limit:

@@ -7,11 +7,12 @@ written with public operations, so that derivatives can be differentiated again.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 
-from ...core.interpreter import Traced, bind, current_interpreter, evaluate, without_reports
+from ...core.interpreter import Traced, bind, current_interpreter, evaluate, starting, without_reports
 from ...core.ir import Atom, Equation, Literal, Primitive, Program, Var
 from ...core.types import ArrayType, is_inexact
 from ...errors import Source, at_source, current_source
@@ -179,7 +180,7 @@ class Backward:
             return
         inputs = [a.value if isinstance(a, Literal) else self.env[a] for a in eqn.inputs]
         outputs = [self.env[v] for v in eqn.outputs]
-        with at_source(eqn.source):
+        with at_source(eqn.source), starting() if eqn.started else nullcontext():
             if eqn.primitive is checkpoint_p:
                 self.transpose_again(eqn, cts, inputs, outputs)
                 return
