@@ -113,12 +113,13 @@ def flatten_specs(specs: Any, where: str) -> tuple[list[Any], optree.PyTreeSpec]
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a jitted function: arguments by position in its Python signature, or by name, and the rule for dtypes."""
+    """Options of a jitted function: arguments by position in its Python signature, or by name; the others as `jit` has them."""
 
     static_argnums: tuple[int, ...] = ()
     static_argnames: tuple[str, ...] = ()
     donate_argnums: tuple[int, ...] = ()
     dtype_promotion: Mode = "standard"
+    overlap: bool | None = None
 
 
 class Arguments:

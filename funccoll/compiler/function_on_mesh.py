@@ -195,6 +195,7 @@ class FunctionOnMesh:
             donated,
             self.source,
             tuple(widenings.found.values()),
+            self.options.overlap,
         )
         return TracedFunction(program, signature)
 

@@ -11,6 +11,7 @@ from ..core.mesh import Mesh
 from ..job.handshake import check_compute
 from ..job.job_context import current, transport_of
 from ..primitives.varying import pvary_p
+from .choose_overlap import starts_of
 from .codegen.bad_index import CAPTURED_CONSTANT
 from .codegen.generated_program import GeneratedProgram, compile_program
 from .debug_modes import MODES
@@ -21,6 +22,7 @@ from .passes.fuse import fuse
 from .passes.fuse_loops import fuse_loops
 from .passes.group_collectives import group_collectives
 from .passes.operand_views import operand_views
+from .passes.overlap import overlap as overlapped
 from .passes.result_places import result_places
 from .passes.rewrite import at_all_depths
 from .passes.snapshots import snapshots
@@ -54,10 +56,12 @@ def generate(
     name: str = "",
     arguments: Sequence[str] = (),
     results_are_arrays: bool = False,
+    overlap: bool | None = False,
 ) -> tuple[GeneratedProgram, list[int]]:
     """Return a program's code for this process, and the positions of the donated inputs that it overwrites.
 
     `arguments` are the names of the inputs in messages. `results_are_arrays`: see `codegen.compile_program`.
+    `overlap`: see `fc.jit`.
     """
     transport, virtual = transport_of(mesh), mesh.is_fully_addressable
     on_cpu = mesh.device_type == "cpu"
@@ -68,17 +72,25 @@ def generate(
     ordered = in_execution_order(program, fused, for_gpu=not on_cpu)
     if checks_passes():
         ordered.check()
-    of_results = {eqn.outputs or eqn: schedule for eqn, schedule in schedules.items()}  # operands may have changed by now
-    schedules = {eqn: of_results[eqn.outputs or eqn] for eqn in ordered.collectives()}
     given_up = frozenset(v for v, given in zip(ordered.inputs, donated, strict=False) if given and on_cpu)
     buffers = plan_buffers(ordered, aliases=virtual, publishes=on_cpu, donated=given_up)
     if search is not None:  # the search describes operands after the operation
         buffers = buffers.without_reuse()
+    may_start = transport.runs_in_background and on_cpu and search is None and any(e.communicates for e in ordered.equations)
+    starts = starts_of(ordered, mesh, overlap, transport.has_idle_core) if may_start else None
+    if starts is not None:
+        ordered, buffers = overlapped(ordered, buffers, starts)
+        if checks_passes():
+            ordered.check()
+    of_results = {eqn.outputs or eqn: schedule for eqn, schedule in schedules.items()}  # operands may have changed by now
+    schedules = {eqn: of_results[eqn.outputs or eqn] for eqn in ordered.collectives()}
     overwritten = [i for i, v in enumerate(ordered.inputs) if v in buffers.overwritten]
     names: dict[Atom, str] = dict(zip(ordered.inputs, arguments, strict=False))
     names.update((v, CAPTURED_CONSTANT) for v, _ in ordered.constants)
     for eqn in ordered.equations if search is not None else ():
         if eqn.primitive is pvary_p and eqn.inputs[0] in names:
             names[eqn.outputs[0]] = names[eqn.inputs[0]]
-    generated = compile_program(ordered, mesh, buffers, schedules, transport, name, search, names, results_are_arrays)
+    generated = compile_program(
+        ordered, mesh, buffers, schedules, transport, name, search, names, results_are_arrays, starts is not None
+    )
     return generated, overwritten

@@ -253,6 +253,7 @@ def jit(
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
     dtype_promotion: Mode = "standard",
+    overlap: bool | None = None,
 ) -> Jitted[Params, R]: ...
 @overload
 def jit(
@@ -266,6 +267,7 @@ def jit(
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
     dtype_promotion: Mode = "standard",
+    overlap: bool | None = None,
 ) -> Callable[[Callable[Params, R]], Jitted[Params, R]]: ...
 @explains_keywords()
 def jit(
@@ -279,6 +281,7 @@ def jit(
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
     dtype_promotion: Mode = "standard",
+    overlap: bool | None = None,
 ) -> Any:
     """Compile a function whose body sees one device's shard, to run on every device of `mesh`.
 
@@ -304,6 +307,10 @@ def jit(
         dtype_promotion: "standard" is NumPy's rule, by which `x / np.sqrt(32)` makes a float32 `x` float64. A
             `DTypePromotionWarning` names the first line of a function that does it; `.lower(*args)` lists all of them. "strict"
             raises there instead. `.astype`, `dtype=` and Python's numbers are always allowed.
+        overlap: True starts each collective as soon as its operands are ready, and compute that does not need the result runs
+            meanwhile. False lets each end before anything else runs, also those that `fc.all_reduce_start` and its like start.
+            None starts collectives between hosts that are predicted to take 0.1 ms or more. The bits are the same. All
+            processes must pass the same.
 
     Returns:
         A function with the same signature. `.trace(*args)` gives its typed program, and `.lower(*args)` the optimized one,
@@ -342,7 +349,10 @@ def jit(
             _tuple("static_argnames", static_argnames, str),
             _tuple("donate_argnums", donate_argnums, int),
             dtype_promotion,
+            overlap,
         )
+        if overlap not in (None, True, False):
+            raise TraceError(f"fc.jit: overlap={overlap!r}: it is True, False or None.")
         if dtype_promotion not in PROMOTIONS:
             raise DTypeError(f'fc.jit: dtype_promotion={dtype_promotion!r}: it is "standard", NumPy\'s rule, or "strict".')
         both = set(options.static_argnums) & set(options.donate_argnums)

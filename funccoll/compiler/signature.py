@@ -38,6 +38,8 @@ class Signature:
     """The line of the function's definition."""
     widenings: tuple[Widening, ...] = ()
     """The lines on which NumPy's promotion makes floats wider."""
+    overlap: bool | None = None
+    """See `fc.jit`."""
 
     def argument(self, i: int) -> str:
         """Return the name of the i-th argument in messages."""

@@ -253,7 +253,14 @@ class Compiled(_Scheduled):
         uneven = [x for x in (*signature.in_layouts, *signature.out_layouts) if not x.is_even]
         shapes = "; ".join(str(x.shape) for x in uneven)  # different ones may be padded to one
         self._generated, self._overwritten = generate(
-            program, mesh, schedules, signature.donated, shapes, arguments=named, results_are_arrays=True
+            program,
+            mesh,
+            schedules,
+            signature.donated,
+            shapes,
+            arguments=named,
+            results_are_arrays=True,
+            overlap=signature.overlap,
         )
         self.group_calls = self._generated.executables
         self._run_always: Run = self._generated.run

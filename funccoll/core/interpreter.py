@@ -174,22 +174,21 @@ def reports_off() -> bool:
     return _QUIET.get()
 
 
-_STARTS: ContextVar[bool] = ContextVar("funccoll_starts", default=False)
-"""True while collectives are bound as started ones."""
+_STARTS: ContextVar[bool | None] = ContextVar("funccoll_starts", default=None)
 
 
 @contextmanager
-def starting() -> Iterator[None]:
-    """Bind collectives in a block as started ones (`Equation.started`)."""
-    token = _STARTS.set(True)
+def starting(started: bool | None = True) -> Iterator[None]:
+    """Bind collectives in a block as started ones, or as ones that are not (`Equation.started`); None changes nothing."""
+    token = _STARTS.set(_STARTS.get() if started is None else started)
     try:
         yield
     finally:
         _STARTS.reset(token)
 
 
-def starts() -> bool:
-    """True inside `starting`."""
+def starts() -> bool | None:
+    """Return how collectives are bound here: `Equation.started`."""
     return _STARTS.get()
 
 
@@ -231,7 +230,7 @@ def evaluate(
         interpreter = _INTERPRETER.get()
         apply = lambda eqn, values: interpreter.bind(eqn.primitive, values, eqn.params)
     for eqn in program.equations:
-        with at_source(eqn.source), starting() if eqn.started else nullcontext():
+        with at_source(eqn.source), nullcontext() if eqn.started is None else starting(eqn.started):
             out = apply(eqn, [read(a) for a in eqn.inputs])
         env.update(zip(eqn.outputs, out if eqn.primitive.multiple else (out,), strict=True))
     return [read(a) for a in program.outputs], env

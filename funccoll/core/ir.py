@@ -134,8 +134,9 @@ class Equation:
     source: Source | None
     bucket: int = 0
     """The number of the bucket of gradients that it reduces (`grad_hook`), else 0. Passes leave it in its place."""
-    started: bool = False
-    """True for a collective that the program starts, and finishes before the first equation that reads its results."""
+    started: bool | None = None
+    """True for a collective that is started, and ends before the first equation that reads its results. False for one that ends
+    before anything else runs. None leaves that to the compiler."""
 
     def replace(self, **changes: Any) -> Equation:
         """Return a copy with some fields changed."""

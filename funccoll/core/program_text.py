@@ -11,6 +11,8 @@ from .ir import Atom, Equation, Literal, Program, Var
 
 __all__ = ["parameter_texts", "program_text", "variable_names"]
 
+_MARKS = {None: [], True: ["started"], False: ["not started"]}
+
 
 def program_text(program: Program, sources: bool = True) -> str:
     """Return the program with one equation in a line. The user's line follows it, unless `sources` is False."""
@@ -54,7 +56,7 @@ def _lines(program: Program, head: str, sources: bool) -> list[str]:
     constants = " ".join(bound(v) for v, _ in program.constants) + (" ; " if program.constants else "")
     lines = [f"{head}{constants}{' '.join(map(bound, program.inputs))} . let"]
     for eqn in program.equations:
-        params = ", ".join(["started"] * eqn.started + [f"{k}={text}" for k, text in parameter_texts(eqn).items()])
+        params = ", ".join(_MARKS[eqn.started] + [f"{k}={text}" for k, text in parameter_texts(eqn).items()])
         left = " ".join(map(bound, eqn.outputs)) or "_"
         right = f"{eqn.primitive.name}{f'[{params}]' if params else ''} {' '.join(map(used, eqn.inputs))}"
         line = f"    {left} = {right}".rstrip()

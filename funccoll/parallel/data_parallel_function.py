@@ -27,6 +27,7 @@ __all__ = ["Accumulated", "DataParallelFunction", "data_parallel"]
 MIB = 1 << 20
 REDUCTIONS = ("mean", "sum", "weighted")
 BUFFERS = ("broadcast", "mean")
+OVERLAPS = None, True, False
 
 
 class Accumulated(NamedTuple):
@@ -51,6 +52,7 @@ def data_parallel(
     has_aux: bool = False,
     reduction: str = "mean",
     buffers: str | None = None,
+    overlap: bool | None = None,
 ) -> DataParallelFunction:
     """Make a loss function data parallel: each device computes the loss of its rows, and gradients arrive reduced.
 
@@ -75,6 +77,8 @@ def data_parallel(
         buffers: None, "broadcast" or "mean". With buffers, `loss_fn(params, buffers, *batch)` returns `(loss, buffers)`, and so
             does the result. "broadcast" replaces what each device made of the buffers by device 0's, "mean" by the mean over
             devices if they are floats.
+        overlap: True starts the reduction of each bucket, as `fc.all_reduce_start` does, so the backward pass goes on while it
+            travels. False lets it end first. None leaves that to `fc.jit(overlap=)`, which starts long ones between hosts.
 
     Returns:
         A function with the arguments of `loss_fn`, to be differentiated by `fc.value_and_grad` or its own method
@@ -103,11 +107,12 @@ def data_parallel(
             raise ShapeError(f"data_parallel: {name} must be a positive number of MiB, not {size!r}.")
     if comm_hook is not None and not callable(comm_hook) and not isinstance(comm_hook, CommHook):
         raise TraceError(f"data_parallel: comm_hook is a function of a Bucket, or a CommHook, not {comm_hook!r:.60}.")
-    for name, given, known in (("reduction", reduction, REDUCTIONS), ("buffers", buffers, (None, *BUFFERS))):
+    choices = ("reduction", reduction, REDUCTIONS), ("buffers", buffers, (None, *BUFFERS)), ("overlap", overlap, OVERLAPS)
+    for name, given, known in choices:
         if given not in known:
             raise TraceError(f"data_parallel: {name} must be one of {', '.join(map(repr, known))}, not {given!r}.")
     caps = first_bucket_mb * MIB, bucket_cap_mb * MIB
-    return DataParallelFunction(Settings(loss_fn, axis, caps, comm_hook, has_aux, reduction, buffers))
+    return DataParallelFunction(Settings(loss_fn, axis, caps, comm_hook, has_aux, reduction, buffers, overlap))
 
 
 class DataParallelFunction:

@@ -64,7 +64,8 @@ class DataParallel:
         axis: The mesh axis, or a tuple of axes, over which the batch is split.
         trainable: A pytree of bools that is a prefix of params; parameters with False stay as they are.
         check_finite: True makes a step with NaN or infinity in its gradients raise and change nothing.
-        **options: Options of `fc.data_parallel`: `bucket_cap_mb`, `first_bucket_mb`, `comm_hook`, `reduction`, `buffers`.
+        **options: Options of `fc.data_parallel`: `bucket_cap_mb`, `first_bucket_mb`, `comm_hook`, `reduction`, `buffers`,
+            `overlap`.
 
     Raises:
         ProgramMismatch: If ranks have different parameters; it names the first one.

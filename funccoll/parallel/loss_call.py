@@ -38,6 +38,7 @@ class Settings(NamedTuple):
     has_aux: bool
     reduction: str
     buffers: str | None
+    overlap: bool | None
 
 
 class Call:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import optree
 
 from ..collectives.functions import all_reduce
-from ..core.interpreter import current_interpreter
+from ..core.interpreter import current_interpreter, starting
 from ..errors import TraceError
 from ..ops.registry import as_traceable
 from .buckets import Bucket, BucketAssignment, CommHook
@@ -55,10 +55,11 @@ class TracedReducer(GradientReducer):
         given = tuple(call.with_accumulated(k, g) for k, g in zip(members, gradients, strict=True))
         equations = getattr(current_interpreter(), "equations", [])
         begin = len(equations)
-        if call.settings.comm_hook is None:
-            reduced = all_reduce(list(given), call.settings.axis, op=self.op)
-        else:
-            reduced = self._by_hook(call.settings.comm_hook, Bucket(given, names, number, call.settings.axis), members)
+        with starting(call.settings.overlap):
+            if call.settings.comm_hook is None:
+                reduced = all_reduce(list(given), call.settings.axis, op=self.op)
+            else:
+                reduced = self._by_hook(call.settings.comm_hook, Bucket(given, names, number, call.settings.axis), members)
         self.records.append(BucketRecord(assignment, number, names, begin, len(equations)))
         return reduced
 

@@ -96,23 +96,23 @@ class CollectiveExecutable:
         """Call the collectives, and wait until they have ended."""
         raise NotImplementedError
 
-    def start(self, *copies: Copies) -> Work:
+    def start(self, *copies: Copies, function: Callable[..., Any] | None = None) -> Work:
         """Start a call on these operands. They must not be written to before it has ended.
 
         Calls that a thread starts run in their order, and before its next plain call. In one process, and on GPUs, a call has
-        ended when this returns.
+        ended when this returns. `function` is what a profile records in place of this object.
         """
-        agreement = self.agreement
+        agreement, function = self.agreement, function or self
         if agreement is None or not self.runs_in_background:
             work = Work(copies)
             try:
-                work.run(self)
+                work.run(function)
                 return work
             finally:
                 del work  # see `Work.run`
         first = agreement.calls[0]
         work = Work(copies, first.kind, first.source)
-        agreement.run_in_background(work, self)
+        agreement.run_in_background(work, function)
         return work
 
     @property
@@ -190,6 +190,8 @@ class Transport:
     """The identity of a mesh of some of a job's processes, which may end before the job; None for other meshes."""
     has_ragged: bool = False
     """True if it executes ragged collectives, whose blocks each call's table says."""
+    runs_in_background: bool = False
+    """True if calls of its collectives can be started, and run while their caller continues."""
     native_algorithms: tuple[str, ...] = ()
     """The names of `collective_call.NATIVE_ALGORITHMS` that its collectives can have."""
 
@@ -201,6 +203,11 @@ class Transport:
         `nbytes` and `options` are those of `schedules.model.select`.
         """
         return None
+
+    @property
+    def has_idle_core(self) -> bool:
+        """True if started calls run on a core that is likely to be idle."""
+        return False
 
     def compile(
         self, calls: Sequence[CollectiveCall], mesh: Mesh, share_results: bool = False
@@ -226,6 +233,20 @@ class Transport:
         If a process continues after an exception that others did not have, the next collective raises on all of them. An
         exception of one process is one of all its devices.
         """
+
+    def end_started(
+        self,
+        executables: Sequence[CollectiveExecutable],
+        error: BaseException,
+        done: int,
+        started: Mapping[int, Work],
+    ) -> int:
+        """End what a program has started, because an exception leaves it. Return the number of its complete collectives.
+
+        Other processes run what was started, so after an Exception it is waited for. After an interrupt the collectives of this
+        process end. `done` is the number if none has failed; `started` are calls, by their places in `executables`.
+        """
+        return done
 
     def lose_progress(self) -> None:
         """End the collectives of this process: an exception left a program, and another one came before it was noted.

@@ -110,8 +110,8 @@ class Trace:
         types = infer(primitive, [a.type for a in atoms], params, atoms)
         outputs = tuple([Var(t) for t in types])
         eqn = Equation(primitive, tuple(atoms), outputs, params, source)
-        if primitive.kind == "collective" and primitive.communicates and starts():
-            eqn = eqn.replace(started=True)
+        if primitive.kind == "collective" and primitive.communicates and starts() is not None:
+            eqn = eqn.replace(started=starts())
         if primitive.kind in ("debug", "control", "higher") and reports_off():
             if primitive.kind == "debug":
                 return []

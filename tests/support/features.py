@@ -273,10 +273,10 @@ FEATURES = (
     ),
     Feature(
         "overlap",
-        "Overlap of communication with compute",
+        "Overlap: started collectives (`fc.all_reduce_start`, `fc.done`), and `overlap=` of `fc.jit` and `fc.data_parallel`",
         "training",
-        NOT_BUILT,
-        "Measurements show that it does not pay with as many ranks as cores.",
+        LIMITED,
+        "Between hosts, and on one host with an idle core. Elsewhere started collectives are plain calls.",
     ),
     Feature(
         "ddp-for-functions",

@@ -144,11 +144,13 @@ def compile_program(
     search: NonFinite | None = None,
     arguments: Mapping[Atom, str] = MappingProxyType({}),
     results_are_arrays: bool = False,
+    overlaps: bool = False,
 ) -> GeneratedProgram:
     """Compile a program that has gone through the passes. Processes never match programs that differ only in their names.
 
     - `search`: check each operation for NaN and inf, with the names of `arguments`, by variable; no operand may be overwritten.
     - `results_are_arrays`: results become Arrays, which are read-only.
+    - `overlaps`: its order is that of `passes.overlap`.
     """
     builder = ProgramBuilder(
         program,
@@ -160,6 +162,7 @@ def compile_program(
         search=search,
         arguments=arguments,
         results_are_arrays=results_are_arrays,
+        overlaps=overlaps,
     )
     run = builder.build()
     calls = builder.calls

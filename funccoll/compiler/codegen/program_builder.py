@@ -24,6 +24,8 @@ from ...primitives.varying import axis_index_p, own_slice_p
 from ...runtime.collective_call import CollectiveCall, bind_arguments
 from ...runtime.transport import CollectiveExecutable, Transport
 from ..passes.buffers import Buffers
+from ..passes.overlap import MOST_IN_FLIGHT, MemoryUse, joins
+from .calls_in_flight import CallInFlight, Event, check_flights
 from .loop_code import Picks, cond_source, each_source, scan_source, while_source
 from .non_finite import NonFinite, operation_check
 from .recorded_program import collective_part
@@ -52,12 +54,14 @@ class ProgramBuilder(SegmentBuilder):
         arguments: Mapping[Atom, str] = MappingProxyType({}),
         outer_types: str = "",
         results_are_arrays: bool = False,
+        overlaps: bool = False,
     ):
         """Begin a program.
 
         - `inside`: a program of control flow, which another one calls.
         - `fixed`: see `SegmentBuilder`.
         - `outer_types`: the types of the arguments of the outermost program.
+        - `overlaps`: its order is that of `passes.overlap`, so started collectives are in flight while others run.
         """
         super().__init__(program, mesh, buffers, transport.device, fixed, search, arguments)
         self.inside, self.schedules, self.transport = inside, schedules, transport
@@ -73,6 +77,12 @@ class ProgramBuilder(SegmentBuilder):
         self.calls: list[CollectiveExecutable] = []
         self.unconditional: list[CollectiveExecutable] = []
         """The `calls` that each execution reaches."""
+        self.overlaps, self.use = overlaps, MemoryUse(program, buffers) if overlaps else None
+        self.flights: list[CallInFlight] = []
+        self.starts_calls = False
+        """True if it starts calls, or a program of its control flow does."""
+        self.contents: dict[int, Sequence[Equation]] = {}
+        """The equations that a step runs."""
 
     # ------------------------------------------------------------ the program
 
@@ -91,27 +101,37 @@ class ProgramBuilder(SegmentBuilder):
         pending: dict[frozenset[str], list[Equation]] = {}
         group: list[Equation] = []
         for eqn in self.program.equations:
+            if group and not (eqn.primitive.communicates and self.joins(group, eqn)):
+                self.collectives(group)
+                group = []
+            if needed := self.needed(eqn):
+                self.flush(pending)
+                for flight in needed:
+                    self.take(flight)
             if eqn.primitive.communicates:
                 self.flush(pending)
                 group.append(eqn)
             elif eqn.primitive.kind == "control":
                 self.flush(pending)
-                self.collectives(group)
-                group = []
                 self.control(eqn)
             elif eqn.primitive.kind == "debug":
                 self.flush(pending)
-                self.collectives(group)
-                group = []
                 self.report(eqn)
             else:
-                self.collectives(group)
-                group = []
+                if self.overwrites(eqn, pending):
+                    self.flush(pending)
                 pending.setdefault(eqn.outputs[0].type.varying, []).append(eqn)
         self.collectives(group)
         self.flush(pending)
+        for flight in self.in_flight:
+            self.take(flight)
+        self.call_plainly()
         outputs = [self.output(a) for a in self.program.outputs]
-        if len(self.calls) == len(self.steps) == 1 and self.calls[0].returns_tuple and self.calls[0].is_native:
+        if (
+            len(self.calls) == sum(bool(lines) for lines, _ in self.steps) == 1
+            and self.calls[0].returns_tuple
+            and self.calls[0].is_native
+        ):
             (call,) = self.calls
             if outputs == [self.name(out) for out in call.outputs] and self.program.inputs == call.inputs:
                 return None
@@ -124,15 +144,19 @@ class ProgramBuilder(SegmentBuilder):
     def flush(self, pending: dict[frozenset[str], list[Equation]]) -> None:
         """Emit the segments gathered so far, those that vary less first: without a collective a value only varies more."""
         for varying in sorted(pending, key=lambda v: (len(v), sorted(v))):
+            step = len(self.steps)
             self.segment(varying, pending[varying])
+            if len(self.steps) > step:
+                self.contents[step] = pending[varying]
         pending.clear()
 
     def driver(self, outputs: list[str]) -> str:
         """Return the function that calls segments and collectives, dropping every value after its last reader.
 
         It keeps a progress word: 0 before the first call, then ~number of the last one that began. Whether that call is
-        complete, the call itself knows. A step of control flow counts as complete from its beginning, when the word becomes the
-        number of calls up to its end. An exception in one iteration may come after the calls of earlier iterations.
+        complete, the call itself knows. A started one counts as complete, unless it failed. A
+        step of control flow counts as complete from its beginning, when the word becomes the number of calls up to its end. An
+        exception in one iteration may come after the calls of earlier iterations.
         """
         kept = {a for a in self.program.outputs if type(a) is Var}
         last_reader = {var: i for i, (_, reads) in enumerate(self.steps) for var in reads}
@@ -141,23 +165,35 @@ class ProgramBuilder(SegmentBuilder):
             if var not in kept:
                 last.setdefault(i, []).append(self.variables[var])
         calls, keeps_word = 0, bool(self.calls) and not self.inside
+        ends, starts = keeps_word and self.starts_calls, {flight.start: flight for flight in self.flights}
         lines = ["done = 0"] if keeps_word else []
+        lines += ["started = {}"] if self.flights or ends else []
         # One device computes as the user's own code does. Several must compute alike, in one process or in many.
         if self.mesh.size > 1 and not self.inside and any(eqn.primitive.blas for eqn, _ in self.program.executed()):
             keep = keep_threads()
             lines += [f"{self.names.of(keep, 'f')}()"] if keep else []
         for i, (step, _) in enumerate(self.steps):
-            if keeps_word and self.call_steps.get(i):
+            if keeps_word and self.call_steps.get(i) and i not in starts:
                 lines.append(f"done = {calls + self.call_steps[i] if i in self.loop_steps else f'~{calls}'}")
             calls += self.call_steps.get(i, 0)
             lines += step
+            if keeps_word and i in starts:
+                lines.append(f"done = {calls}")
             if i in last:
                 lines.append(f"del {', '.join(sorted(last[i]))}")
         lines.append(f"return ({''.join(f'{o}, ' for o in outputs)})")
         if keeps_word:
             left, thread = self.names.of(self.left, "left"), self.names.of(get_ident, "f")
             lines = ["try:", *(f"    {line}" for line in lines)]
-            lines += ["except BaseException:", f"    {left}[{thread}()] = done", "    raise"]
+            if ends:
+                end = self.names.of(functools.partial(self.transport.end_started, self.calls), "f")
+                lines += [
+                    "except BaseException as error:",
+                    f"    {left}[{thread}()] = {end}(error, done, started)",
+                    "    raise",
+                ]
+            else:
+                lines += ["except BaseException:", f"    {left}[{thread}()] = done", "    raise"]
         parameters, body = ", ".join(self.name(v) for v in self.program.inputs), "\n    ".join(lines)
         return f"def run({parameters}):\n    {body}\n"
 
@@ -215,20 +251,99 @@ class ProgramBuilder(SegmentBuilder):
                 )
         calls = [make(eqn, self.schedules[eqn], self.identity(eqn)) for eqn in group]
         for call in self.transport.compile(calls, self.mesh, self.results_are_arrays and self._is_whole(calls)):
+            starts = self.overlaps and group[0].started and call.runs_in_background and call.agreement is not None
+            own = [e for e in group if not {*e.outputs}.isdisjoint(call.outputs)] or group
+            for flight in self.in_flight:
+                if not {*flight.call.outputs}.isdisjoint(call.inputs):
+                    self.take(flight)
+            while starts and self.in_flight and self.bytes_in_flight(call) > MOST_IN_FLIGHT:
+                self.take(self.in_flight[0])
+            number = len(self.calls)
             self.calls.append(call)
             self.unconditional.append(call)
-            self.call_steps[len(self.steps)] = 1
+            step = len(self.steps)
+            self.call_steps[step] = 1
+            self.contents[step] = own
             left = ", ".join(map(self.name, call.outputs)) + ("," if call.returns_tuple and call.outputs else "")
             function = self.names.of(call.function, "f")
             if not call.is_recorded:
-                part = collective_part([e for e in group if not {*e.outputs}.isdisjoint(call.outputs)] or group)
-                self.parts.append((self.names.namespace, function, part))
-            right = f"{function}({', '.join(map(self.name, call.inputs))})"
+                self.parts.append((self.names.namespace, function, collective_part(own)))
+            operands = ", ".join(map(self.name, call.inputs))
+            right = f"{function}({operands})"
             arranged = [f"; {self.name(v)} = {self.in_c_order(v)}" for v in call.outputs if v in self.buffers.arranged]
             reads = {v for v in call.inputs if v in self.variables}  # a table of sizes may be a constant
-            self.steps.append(([(f"{left} = {right}" if left else right) + "".join(arranged)], reads))
+            line = (f"{left} = {right}" if left else right) + "".join(arranged)
+            if starts:
+                start = self.names.of(call.start, "f", ("start", call))
+                self.flights.append(CallInFlight(number, call, own, left, line, step))
+                line = f"started[{number}] = {start}({operands}{', ' * bool(operands)}function={function})"
+            self.steps.append(([line], reads))
         for eqn in group if self.search is not None else ():
             self.check_results(eqn)
+
+    # ------------------------------------------------------------ started collectives
+
+    @property
+    def in_flight(self) -> list[CallInFlight]:
+        """The started calls whose results are not taken yet."""
+        return [flight for flight in self.flights if flight.take is None]
+
+    def bytes_in_flight(self, call: CollectiveExecutable) -> int:
+        """Return the bytes of the calls in flight, and of one more."""
+        return sum(v.type.nbytes for c in (call, *(f.call for f in self.in_flight)) for v in (*c.inputs, *c.outputs))
+
+    def joins(self, group: Sequence[Equation], eqn: Equation) -> bool:
+        """True if a collective is executed in one call with the group before it."""
+        return not self.overlaps or (joins(group, eqn) and not self.needed(eqn))
+
+    def needed(self, eqn: Equation) -> list[CallInFlight]:
+        """Return the calls in flight that must end before an equation: it reads a result, or writes to memory of an operand.
+
+        Control flow with collectives notes decisions with them, so all earlier ones come first.
+        """
+        if self.use is None or not (flying := self.in_flight):
+            return []
+        if eqn.bodies and eqn.communicates:
+            return flying
+        written = self.use.written(eqn)
+        return [
+            f
+            for f in flying
+            if not {*f.call.outputs}.isdisjoint(eqn.inputs) or (written and not written.isdisjoint(self.use.of(f.call.inputs)))
+        ]
+
+    def overwrites(self, eqn: Equation, pending: Mapping[frozenset[str], Sequence[Equation]]) -> bool:
+        """True if an equation writes to memory that pending ones read which vary otherwise, and may come after it."""
+        if self.use is None or not (written := self.use.written(eqn)):
+            return False
+        varying = eqn.outputs[0].type.varying
+        others = (e for v, equations in pending.items() if v != varying for e in equations)
+        return any(not written.isdisjoint(self.use.of(e.inputs)) for e in others)
+
+    def take(self, flight: CallInFlight) -> None:
+        """Emit the wait for a call, which gives its results."""
+        flight.take = len(self.steps)
+        assigned = f"{flight.left} = " if flight.left else ""
+        work = f"started[{flight.number}]"
+        self.steps.append(([f"{assigned}{work}.result()", f"del {work}"], set()))
+
+    def call_plainly(self) -> None:
+        """Emit plain calls in place of starts behind which nothing runs, and prove the order of the others."""
+        for flight in [*self.flights]:
+            assert flight.take is not None
+            runs = (step for step in self.contents if flight.start < step < flight.take)
+            if all(self.call_steps.get(step) for step in runs):
+                self.flights.remove(flight)
+                self.steps[flight.start] = ([flight.plain], self.steps[flight.start][1])
+                self.steps[flight.take] = ([], set())
+        self.starts_calls = self.starts_calls or bool(self.flights)
+        if self.flights:
+            starts, takes = ({getattr(f, what): f for f in self.flights} for what in ("start", "take"))
+            events: list[Event] = []
+            for step in range(len(self.steps)):
+                kind = "take" if step in takes else "start" if step in starts else "run"
+                events.append((kind, self.contents.get(step, ()), takes.get(step) or starts.get(step)))
+            check_flights(self.program, self.buffers, events)
 
     def _is_whole(self, calls: Sequence[CollectiveCall]) -> bool:
         """True if these collectives are the whole program: their results are not written to before they are Arrays."""
@@ -278,6 +393,7 @@ class ProgramBuilder(SegmentBuilder):
         self.sources[self.names.namespace[function].__code__] = [eqn.source]
         given = [self.names.of(a.value, "c") if isinstance(a, Literal) else self.name(a) for a in eqn.inputs]
         reads = {a for a in eqn.inputs if type(a) is Var and a not in self.constants}
+        self.contents[len(self.steps)] = [eqn]
         self.steps.append(([f"{function}({', '.join(given)})"], reads))
 
     # ------------------------------------------------------------ control flow
@@ -293,6 +409,7 @@ class ProgramBuilder(SegmentBuilder):
         given = [self.names.of(upload(a.value), "c") if isinstance(a, Literal) else self.crossing(a) for a in eqn.inputs]
         call = f"{function}({', '.join(given)})"
         reads = {a for a in eqn.inputs if type(a) is Var and a not in self.constants}
+        self.contents[step] = [eqn]
         self.steps.append(([f"{left}, = {call}" if left else call], reads))
 
     def control_function(self, eqn: Equation, function: str) -> str:
@@ -388,9 +505,11 @@ class ProgramBuilder(SegmentBuilder):
             self.fixed,
             self.search,
             outer_types=self.argument_types,
+            overlaps=self.overlaps,
         )
         run = inner.build() or inner.calls[0].function
         self.calls += inner.calls
+        self.starts_calls = self.starts_calls or inner.starts_calls
         if eqn.primitive is scan_p and eqn.params["length"]:
             self.unconditional += inner.unconditional
         self.sources.update(inner.sources)

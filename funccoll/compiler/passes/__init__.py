@@ -22,6 +22,7 @@ from . import (
     group_collectives,
     inline,
     operand_views,
+    overlap,
     result_places,
     simplify,
     snapshots,
@@ -44,6 +45,7 @@ STAGES: dict[str, tuple[Callable, ...]] = {
     # `TracedFunction.lower` calls run_passes. The last one also takes the function that chooses an algorithm.
     "lower": (*PASSES, choose_algorithms.choose_algorithms),
     # `Lowered.compile` orders the equations for execution, makes groups of them, and plans their memory: Program -> Buffers.
+    # Then started collectives change the order, between processes.
     "compile": (
         snapshots.snapshots,
         group_collectives.group_collectives,
@@ -53,6 +55,7 @@ STAGES: dict[str, tuple[Callable, ...]] = {
         operand_views.operand_views,
         result_places.result_places,
         buffers.plan_buffers,
+        overlap.overlap,
     ),
 }
 """Stage of compiler/stages.py -> the passes that it runs."""

@@ -31,7 +31,7 @@ from ...primitives.reductions import REDUCTIONS
 from ...primitives.shaping import reshape_p
 from ...primitives.varying import pvary_p
 
-__all__ = ["SMALL_RESULT_BYTES", "Buffers", "plan_buffers"]
+__all__ = ["SMALL_RESULT_BYTES", "Buffers", "memory_of", "plan_buffers", "storage_of"]
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,23 @@ def plan_buffers(
     strided = _strided(program, published)
     arranged = _arranged(program, strided) if aliases else frozenset()
     return Buffers(reuse, borrowed, published, overwritten & donated, inner | bodies, strided, arranged)
+
+
+def storage_of(program: Program, buffers: Buffers) -> dict[Var, set[Var]]:
+    """Return the storage class of each variable, between processes: what may share its memory without an overwrite."""
+    return _storage_of(program, buffers.bodies, aliases=False).storage
+
+
+def memory_of(program: Program, buffers: Buffers) -> dict[Var, int]:
+    """Return a number for the memory of each variable, between processes: equal ones may share it, at one time or another."""
+    storage = storage_of(program, buffers)
+    for eqn in program.equations:
+        for v in eqn.outputs:
+            if (k := buffers.reuse.get(v)) is not None:
+                operand = eqn.inputs[k]
+                assert type(operand) is Var
+                _join(storage, v, operand)
+    return {v: id(members) for v, members in storage.items()}
 
 
 @dataclass(frozen=True)

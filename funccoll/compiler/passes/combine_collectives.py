@@ -55,7 +55,7 @@ def _combine_region(equations: list[Equation], limit: int) -> list[Equation]:
     for eqn in equations:
         level = max((depth.get(a, (0, 0)) for a in eqn.inputs if type(a) is Var), default=(0, 0))
         if eqn.primitive.kind == "collective":
-            if nbytes(eqn) <= limit and not is_ragged(eqn) and not eqn.started:
+            if nbytes(eqn) <= limit and not is_ragged(eqn) and eqn.started is None:
                 key = (level, *_key(eqn))
                 group = open_groups.get(key)
                 if group is None or sizes[id(group)] + nbytes(eqn) > limit:

@@ -180,7 +180,7 @@ class Backward:
             return
         inputs = [a.value if isinstance(a, Literal) else self.env[a] for a in eqn.inputs]
         outputs = [self.env[v] for v in eqn.outputs]
-        with at_source(eqn.source), starting() if eqn.started else nullcontext():
+        with at_source(eqn.source), nullcontext() if eqn.started is None else starting(eqn.started):
             if eqn.primitive is checkpoint_p:
                 self.transpose_again(eqn, cts, inputs, outputs)
                 return

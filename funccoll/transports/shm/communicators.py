@@ -500,11 +500,15 @@ class Communicators:
             if mine not in self._engines:
                 if not self._engines:
                     self.world.at_leave.callback(self._drain_all)
-                has_core = self.across_hosts or self.world.processes_here < (os.cpu_count() or 1)
                 library = self.world.transport.message_library
                 own_thread = library is None or library.allows_threads
-                self._engines[mine] = ProgressEngine(self, mine, has_core, own_thread)
+                self._engines[mine] = ProgressEngine(self, mine, self.has_idle_core, own_thread)
             return self._engines[mine]
+
+    @property
+    def has_idle_core(self) -> bool:
+        """True if a thread that runs started calls takes no other rank's core, or it mostly waits, as between hosts."""
+        return self.across_hosts or self.world.processes_here < (os.cpu_count() or 1)
 
     def wait_for_started(self) -> None:
         """Wait until the calls that this thread has started have ended, unless it runs one of them.
@@ -515,6 +519,12 @@ class Communicators:
             engine = self._engines.get(calling_thread())
             if engine is not None and engine.driver != get_ident() and not engine.is_forked:
                 engine.drain()
+
+    def end_started(self, error: BaseException) -> None:
+        """End the calls that this thread has started, because an exception leaves a program. Raises nothing of theirs."""
+        engine = self._engines.get(calling_thread())
+        if engine is not None and engine.driver != get_ident():
+            engine.end_started(error)
 
     def runs_for(self, ownership: ThreadOwnership) -> bool:
         """True in a thread that runs a started call of the thread that owns these communicators."""

@@ -119,13 +119,40 @@ class ProgressEngine:
 
     def drain(self) -> None:
         """Wait until all calls have ended. Raises what one of them did, if nothing has yet."""
+        self._wait_for_all()
+        self._raise_failure()
+
+    def _wait_for_all(self) -> None:
         while True:
             with self._changed:
                 last = self._queue[-1][0] if self._queue else None
             if last is None:
-                break
+                return
             self._wait_until_ended(last, None)
-        self._raise_failure()
+
+    def _end_all(self, error: BaseException) -> None:
+        """Abandon the calls, and wait until the one that runs has noticed: the program's memory is used again then."""
+        self.abandon(error)
+        with self._changed:
+            self._changed.wait_for(lambda: not self.driver, _LONGEST_END)
+
+    def end_started(self, error: BaseException) -> None:
+        """Wait until all calls have ended, because an exception leaves the program that started them. Raises nothing of theirs.
+
+        Peers run them as well. An interrupt, also of this wait, abandons them.
+        """
+        try:
+            if isinstance(error, Exception):
+                self._wait_for_all()
+            else:
+                self._end_all(error)
+        except BaseException as interrupt:
+            self._end_all(interrupt)
+            raise
+        finally:
+            self._failure = None  # the exception of the program comes first
+            if threading.get_ident() == self.thread and not self._queue:
+                self._registry.resume(self.thread)
 
     def abandon(self, error: BaseException) -> None:
         """End the calls in flight, because an exception leaves the program that started them. Later collectives raise."""

@@ -20,6 +20,7 @@ import numpy as np
 from ...core.ir import Var
 from ...core.mesh import ReplicaGroups
 from ...errors import FunccollError, at_source
+from ...job.calling_thread import calling_thread
 from ...job.failure import Failure
 from ...kernels.cpu import interpreter
 from ...kernels.kernel_context import (
@@ -250,7 +251,15 @@ class SharedMemoryExecutable(PlanFastPath, CollectiveExecutable):
             set_wait_limits(self.context, self.world.processes_here)
 
     def run_in_background(self, work: Work, function: Callable[..., Any]) -> None:
-        """Start a call of these collectives: `function` runs it, after what this thread has started before."""
+        """Start a call of these collectives: `function` runs it, after what this thread has started before.
+
+        It has ended when this returns if a thread calls it that is not the owner: one that runs a started call, or works for
+        the owner.
+        """
+        if self.registry.runs_for(self._ownership) or calling_thread() != get_ident():
+            work.run(function)
+            work.wait()  # raises at once what the call does
+            return
         require_ownership(self.registry, self._ownership, self.calls[0].source)
         self.registry.engine().start(work, function)
 

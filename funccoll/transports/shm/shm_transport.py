@@ -187,7 +187,7 @@ class SharedMemoryTransport(Transport):
     """The part of it that serves one mesh."""
 
     name = SharedMemoryJob.name
-    has_ragged = True
+    has_ragged = runs_in_background = True
 
     def __init__(self, job: SharedMemoryJob, number: int):
         self.job, self.number = job, number
@@ -199,6 +199,11 @@ class SharedMemoryTransport(Transport):
 
     def __hash__(self) -> int:
         return hash((self.job, self.number))
+
+    @property
+    def has_idle_core(self) -> bool:
+        """See `Transport`."""
+        return self.job.communicators.has_idle_core
 
     def compile(
         self, calls: Sequence[CollectiveCall], mesh: Mesh, share_results: bool = False
@@ -244,6 +249,20 @@ class SharedMemoryTransport(Transport):
         agreements = [executable.agreement for executable in executables if executable.agreement is not None]
         place = agreements[done - 1].calls[-1].key
         _note(registry, {c.number for agreement in agreements for c in agreement.communicators}, place, error)
+
+    def end_started(
+        self,
+        executables: Sequence[CollectiveExecutable],
+        error: BaseException,
+        done: int,
+        started: Mapping[int, Work],
+    ) -> int:
+        """See `Transport`."""
+        self.job.communicators.end_started(error)
+        for place, work in started.items():
+            if work.exception() is not None:  # the calls behind it did not run
+                return place + executables[place].completed_last_call
+        return done
 
     def lose_progress(self) -> None:
         """See `Transport`."""

@@ -47,6 +47,11 @@ DEEP = [
     ("started table in turn", 3),
     ("started gradients in turn", 4),
     ("started loops", 3),
+    ("overlapped loops", 3),
+    ("overlapped programs", 3),
+    ("overlapped data_parallel", 2),
+    ("overlapped memory orders", 2),
+    ("overlapped transformers", 2),
 ]
 OTHERS = [
     ("table", 2),

@@ -25,6 +25,8 @@ import numpy as np
 
 import funccoll as fc
 from funccoll import P, errors
+from funccoll.compiler import stages
+from funccoll.compiler.passes import overlap
 from funccoll.core.mesh import Mesh
 from funccoll.kernels.cpu import combine_address
 from funccoll.transports.plans import staging
@@ -571,19 +573,27 @@ def case_of(what: str) -> Callable[[int, Same], None]:
 def record(what: str, n: int, file: Path, hosts: Sequence[int] = ()) -> None:
     """Write what n virtual devices, on these hosts, make of a case's programs."""
     same = Recording(hosts)
-    case_of(what.removeprefix("started "))(n, same)
+    case_of(_name(what))(n, same)
     file.write_bytes(pickle.dumps(same.records))
 
 
+def _name(what: str) -> str:
+    return what.removeprefix("started ").removeprefix("overlapped ")
+
+
 def compare(what: str, file: Path) -> None:
-    """Run a case's programs in this process of a job."""
+    """Run a case's programs in this process of a job. Those of "started" cases are started, "overlapped" ones start theirs."""
     before = staging._STAGED_BYTES, staging._SEGMENT_BYTES
     if what in SEGMENTS:
         staging._STAGED_BYTES, staging._SEGMENT_BYTES = 1, SEGMENTS[what]
-    name = what.removeprefix("started ")
-    same = (Comparing if name == what else Started)(pickle.loads(file.read_bytes()))
-    case_of(name)(fc.world_size(), same)
+    same = (Started if what.startswith("started ") else Comparing)(pickle.loads(file.read_bytes()))
+    plain, largest = stages.generate, overlap._LARGE
+    if what.startswith("overlapped "):
+        stages.generate = lambda *args, **kwargs: plain(*args, **{**kwargs, "overlap": True})
+        overlap._LARGE = 1 << 10
+    case_of(_name(what))(fc.world_size(), same)
     same.end()
+    stages.generate, overlap._LARGE = plain, largest
     staging._STAGED_BYTES, staging._SEGMENT_BYTES = before
 
 

@@ -12,7 +12,7 @@ from funccoll import P
 from funccoll.collectives import started
 from funccoll.errors import MeshError, TraceError, UnsupportedError
 
-pytestmark = pytest.mark.covers("collectives")
+pytestmark = pytest.mark.covers("collectives", "overlap")
 
 MESH = fc.make_mesh({"d": 2})
 X = np.arange(16, dtype=np.float32).reshape(8, 2)

@@ -358,7 +358,7 @@ def test_each_stage_runs_its_passes_in_order():
     lowered, called = calls_of(every, traced.lower)
     assert called == STAGES["lower"]
     _, called = calls_of(every, lowered.compile)
-    assert called == STAGES["compile"]
+    assert called == STAGES["compile"][:-1]  # the last one is for processes
 
 
 def test_run_passes_checks_after_each(monkeypatch):
