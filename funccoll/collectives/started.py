@@ -1,7 +1,7 @@
 """Started collectives: `all_reduce_start` and its like return a `Future`, and `done` takes its result.
 
-What you compute between the two runs while the data travels. Each is made from the plain collective: it takes the same
-arguments, and records the same equations, which are marked as started. Source: JAX's psum_start and done.
+Each is made from the plain collective: it takes the same arguments, and records the same equations, which are marked as
+started. The compiler lets compute run meanwhile (`compiler/passes/overlap.py`). Source: JAX's psum_start and done.
 """
 
 from __future__ import annotations
@@ -72,8 +72,9 @@ def _documentation(name: str, of_plain: str) -> str:
     raises = raises or "    Raises:\n"
     return (
         f"Start `{name}`, and return a `Future` of its result, which `fc.done` takes.\n\n"
-        "    What you compute before `fc.done` may run while the data travels. Arguments and result are those of\n"
-        f"    `{name}`, bit for bit, and so is the gradient, whose collective is started as well.\n\n"
+        "    Between hosts, operations that do not need the result run while the data travels. On one host it may be a\n"
+        f"    plain call. Arguments and result are those of `{name}`, bit for bit. So is the gradient, whose collective is\n"
+        "    started as well.\n\n"
         f"    Args:\n{arguments.rstrip()}\n\n"
         f"    Returns:\n        A `Future`; `fc.done(h)` gives what `{name}` returns.\n\n"
         f"{raises}{errors}\n        TraceError: If the future is used as an array, or is not done.\n    "
@@ -98,9 +99,8 @@ arg_reduce_start = _started(functions.arg_reduce)
 def done(h: Future) -> Any:
     """Finish a started collective, and return its result.
 
-    The compiler starts a collective as early as its operands are ready, and waits for it before the first operation that needs
-    the result. So what you compute between the start and `done` may run meanwhile, and where exactly you call `done` does not
-    matter.
+    The operations that need the result decide when the program waits for it, and not the place of `done`. Other operations run
+    meanwhile, if the collective is in flight. Between hosts it is.
 
     Args:
         h: The future that `fc.all_reduce_start`, or another start, returned. It is done once.
@@ -116,7 +116,7 @@ def done(h: Future) -> Any:
         >>> @fc.jit(mesh=mesh, in_specs=P("data"), out_specs=P("data"))
         ... def fn(x):
         ...     h = fc.all_reduce_start(x, "data")
-        ...     y = x * 2  # runs while the data travels
+        ...     y = x * 2  # does not need the result
         ...     return y + fc.done(h)
         >>> print(fn(np.array([1, 2, 3, 4])))
         [12 14 16 18]

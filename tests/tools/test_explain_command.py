@@ -287,3 +287,15 @@ def test_the_command_in_a_process_of_its_own(tmp_path):
     assert (done.returncode, done.stderr) == (3, "") and done.stdout.startswith(
         "program 1: total\n  defined at train.py:8 (total)"
     )
+
+
+def test_what_runs_while_a_collective_is_in_flight(explain):
+    script = HEAD + "def fn(x):\n    h = fc.all_reduce_start(x, 'data')\n    y = np.tanh(x) * 2\n    return y + fc.done(h)\n"
+    script += "fc.jit(fn, mesh=mesh, in_specs=P('data'), out_specs=P('data'), overlap=True)(np.ones(4))\n"
+    code, out, _ = explain(script)
+    assert code == 0
+    assert re.search(
+        r"all_reduce at train.py:8 \(fn\), predicted .*s, is in flight while 2 operations run \(67% of the arithmetic\), until "
+        r"train.py:10 \(fn\)",
+        out,
+    )

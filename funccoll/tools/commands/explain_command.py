@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...compiler.choose_schedules import explain_choice, measured_seconds, predicted_seconds
+from ...compiler.overlap_report import collectives_in_flight
 from ...compiler.stages import Compiled, compile_observers
 from ...core.display import seconds_text
 from ...core.ir import Equation
@@ -164,10 +165,27 @@ def _description(compiled: Compiled) -> dict[str, Any]:
         "mesh": dict(compiled.mesh.shape),
         "equations": len(program.equations),
         "collectives": rows,
+        "in_flight": _in_flight(compiled),
         "widenings": [str(w) for w in compiled.widenings],
         "predicted_seconds": sum(row["predicted_seconds"] or 0.0 for row in rows),
         "fingerprint": compiled.fingerprint,
     }
+
+
+def _in_flight(compiled: Compiled) -> list[dict[str, Any]]:
+    """Return the collectives that processes start, and what they compute meanwhile."""
+    found = collectives_in_flight(compiled.program, compiled.mesh, compiled.signature.overlap)
+    return [
+        {
+            "collective": row.equation.primitive.name,
+            "source": str(row.equation.source or ""),
+            "until": str(row.until or ""),
+            "operations": row.operations,
+            "share_of_arithmetic": row.share,
+            "predicted_seconds": _collective(row.equation, compiled)["predicted_seconds"],
+        }
+        for row in found
+    ]
 
 
 def _users(source: Source | None) -> str:
@@ -216,6 +234,16 @@ def _print(number: int, found: dict[str, Any]) -> None:
     console.print(head, Text(f"  {', '.join(places)}") if places else Text(""), Text(f"  {detail}"), sep="\n")
     if rows:
         console.print(_table(rows))
+    for row in found["in_flight"]:
+        seconds = "" if row["predicted_seconds"] is None else f", predicted {seconds_text(row['predicted_seconds'])},"
+        count = row["operations"]
+        console.print(
+            Text(
+                f"  {row['collective']} at {row['source']}{seconds} is in flight while {count} "
+                f"operation{'s run' if count != 1 else ' runs'} ({row['share_of_arithmetic']:.0%} of the arithmetic), until "
+                f"{row['until'] or 'the end'}"
+            )
+        )
     for widening in found["widenings"]:
         console.print(Text(f"  {widening}"))
     console.print()
