@@ -176,6 +176,7 @@ bench: $(MPI) $(OPENMPI41)
 	$(BIN)/python -m benchmarks.calls.many_small $(BEFORE:%=--before %)
 	$(BIN)/python -m benchmarks.calls.step_overhead $(BEFORE:%=--before %)
 	$(BIN)/python -m benchmarks.several_hosts.mpi
+	$(BIN)/python -m benchmarks.several_hosts.hosts_training
 	$(BIN)/python -m benchmarks.cost_model.calibration
 	$(BIN)/python -m benchmarks.cost_model.network_calibration
 	$(BIN)/python -m benchmarks.failures.failures

@@ -418,6 +418,53 @@ def network_tables(data: dict[str, Any]) -> str:
     )
 
 
+def hosts_training() -> str:
+    """Training on two hosts against torch's DistributedDataParallel over Gloo."""
+    path = ROOT / "benchmarks" / "results" / "hosts_training.json"
+    return hosts_training_tables(json.loads(path.read_text())) if path.exists() else "Not measured yet."
+
+
+def hosts_training_tables(data: dict[str, Any]) -> str:
+    """The tables of one run of benchmarks/several_hosts/hosts_training.py: the goals, and every way to train."""
+    about, verdict = data["machine"], {True: "met", False: "**missed**"}
+    goals = [
+        f"| {g['task']} | {g['way']} | {g['goal']} | {g['wanted']} | {g['reached']:.3g}× | {verdict[g['met']]} |"
+        for g in data["goals"]
+    ]
+    ratio = "{median:.2f}× ({q1:.2f} to {q3:.2f})"
+    rows = []
+    for case in data["cases"]:
+        for way, us in case["us"].items():
+            cells = ["", "", ""]
+            if way in case["bound_us"]:
+                cells = [_time(case["bound_us"][way]["median_us"])]
+                cells += [ratio.format(**case[over][way]) for over in ("over_bound", "over_torch")]
+            rows.append(f"| {case['link']} | {case['task']} | {way} | {_time(us['median_us'])} | {' | '.join(cells)} |")
+    loads = [case["load"][0] for case in data["cases"]]
+    counted = f"{sum(data['turns'][kind] for kind in ('undisturbed', 'disturbed'))} turns counted, "
+    counted += f"{data['turns']['disturbed']} of them while others computed"
+    return "\n".join(
+        [
+            "| task, 1 Gbit/s | way | goal | wanted | reached | |",
+            "|---|---|---|---|---|---|",
+            *goals,
+            "",
+            "| link | task | way, bucket_cap_mb | step | bound | step / bound | step / torch's best |",
+            "|---|---|---|---|---|---|---|",
+            *rows,
+            "",
+            "Training steps with SGD in float32 on 2 hosts with a rank of one thread each: medians (quartiles) of "
+            f"{data['rounds']} rounds ({min(5, data['rounds'])} on links that do not decide) in which all take turns, on "
+            f"{about['cpu']}, {about['cores']} cores (load {min(loads):.1f} to {max(loads):.1f}; {counted}), Python "
+            f"{about['python']}, torch {about['versions']['torch']}, Open MPI. Hosts are network "
+            "namespaces of one machine, whose cores also move the bytes. *torch* is its DistributedDataParallel over Gloo. The "
+            "*bound* is the step's time if communication took no processor time. It is computed from parts that each round "
+            "measures: when each bucket is ready, the time of its collective alone, the backward pass and the optimizer. "
+            "`python -m benchmarks.several_hosts.hosts_training` measures it again.",
+        ]
+    )
+
+
 def gpu() -> str:
     """What `make gpu-check` found on a GPU: how each part ended, and what it measured."""
     return gpu_tables(_load("gpu/h200"))
@@ -641,6 +688,7 @@ TABLES = {
     "schedules": schedules,
     "speed:host": host,
     "speed:mpi": network,
+    "speed:hosts_training": hosts_training,
     "speed:training": training,
     "speed:torch": torch_modules,
     "speed:hooks": comm_hooks,

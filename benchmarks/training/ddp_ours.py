@@ -102,7 +102,7 @@ class Ours:
         training.steps(2)
         for _ in range(times):
             self.barrier()
-            with _watched(self.barrier) as calls:
+            with watched(self.barrier) as calls:
                 begin = time.perf_counter()
                 training.steps(1)
                 end = time.perf_counter()
@@ -143,7 +143,7 @@ class Alone(Ours):
         self._make(1)
 
 
-class _Call:
+class Call:
     """One call of a collective group: when it began, when all ranks had come, and when it ended."""
 
     def __init__(self, group: Any, arrays: Sequence[np.ndarray], begin: float, ready: float):
@@ -151,15 +151,15 @@ class _Call:
 
 
 @contextlib.contextmanager
-def _watched(barrier: Callable[[], Any]) -> Iterator[list[_Call]]:
+def watched(barrier: Callable[[], Any]) -> Iterator[list[Call]]:
     """A list of the calls of collective groups. Before each of them stands a barrier, which takes what ranks wait."""
     from funccoll.transports.shm.shared_memory_executable import SharedMemoryExecutable
 
-    calls: list[_Call] = []
+    calls: list[Call] = []
     plain: Any = SharedMemoryExecutable.__call__
     inside = False
 
-    def watched(group: Any, *arrays: Any) -> Any:
+    def timed(group: Any, *arrays: Any) -> Any:
         nonlocal inside
         if inside:
             return plain(group, *arrays)
@@ -167,13 +167,13 @@ def _watched(barrier: Callable[[], Any]) -> Iterator[list[_Call]]:
         inside = True
         barrier()
         inside = False
-        call = _Call(group, arrays, begin, time.perf_counter())
+        call = Call(group, arrays, begin, time.perf_counter())
         results = plain(group, *arrays)
         call.end = time.perf_counter()
         calls.append(call)
         return results
 
-    SharedMemoryExecutable.__call__ = watched  # type: ignore[method-assign]
+    SharedMemoryExecutable.__call__ = timed  # type: ignore[method-assign]
     try:
         yield calls
     finally:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -59,12 +61,11 @@ TASKS = {
 
 
 class Training:
-    """A module in training under one wrapper."""
+    """A module in training under one wrapper, a function of the module."""
 
-    def __init__(self, task: Task, way: str, rank: int):
-        wrapper, options = WAYS[way]
+    def __init__(self, task: Task, wrapper: Callable[[nn.Module], nn.Module], rank: int):
         torch.manual_seed(1)
-        self.model = wrapper(task.make(), **options)
+        self.model = wrapper(task.make())
         self.initial = [p.detach().clone() for p in self.model.parameters()]
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE)
         random = torch.Generator().manual_seed(2 + rank)
@@ -90,7 +91,8 @@ class Training:
 
     def step_alone(self, number: int) -> torch.Tensor:
         """The same without communication."""
-        with self.model.no_sync():
+        model: Any = self.model
+        with model.no_sync():
             return self.step(number)
 
 
@@ -112,7 +114,8 @@ class Player:
     def prepare(self, name: str) -> int:
         """Prepare a task under every wrapper; the bytes of its parameters."""
         self.trainings = {}  # the last task's memory
-        self.trainings = {way: Training(TASKS[name], way, self.rank) for way in WAYS}
+        for way, (wrapper, options) in WAYS.items():
+            self.trainings[way] = Training(TASKS[name], functools.partial(wrapper, **options), self.rank)
         return sum(p.nbytes for p in self.trainings["torch"].initial)
 
     def check(self, way: str, times: int) -> tuple[list[float], list[float]]:

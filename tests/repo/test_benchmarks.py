@@ -19,6 +19,7 @@ from tests.support.benchmark_records import RESULTS, ROOT, recorded
         "schedules",
         "speed:host",
         "speed:mpi",
+        "speed:hosts_training",
         "speed:training",
         "speed:torch",
         "speed:hooks",

@@ -163,6 +163,77 @@ def test_ratios_are_to_the_better_of_torch_and_decide_the_goals():
     assert [(g["met"], g["wanted"]) for g in goals([{"task": last, **worse}])] == [(False, "≥ 1.2"), (False, "≤ 1/3")]
 
 
+# ---------------------------------------------------------------- training on several hosts
+
+
+def check_hosts_training(data):
+    """A record of benchmarks/several_hosts/hosts_training.py says what its numbers say."""
+    from benchmarks.several_hosts.hosts_training_ways import CAPS, THEIRS, WAYS, Way, goals
+
+    assert data["goals"] == goals(data["cases"])
+    for case in data["cases"]:
+        assert case["us"].keys() == {str(way) for way in WAYS}
+        ours = {str(way) for way in WAYS if way.contender != THEIRS}
+        assert (
+            ours == case["bound_us"].keys() == case["over_bound"].keys() == case["over_torch"].keys() == case["parts_s"].keys()
+        )
+        times = [*case["us"].values(), *case["bound_us"].values()]
+        assert all(found["q1_us"] <= found["median_us"] <= found["q3_us"] for found in times)
+        theirs = {str(Way(THEIRS, cap)): case["us"][str(Way(THEIRS, cap))]["median_us"] for cap in CAPS}
+        assert case["torch_best"] == min(theirs, key=lambda way: theirs[way])
+        assert case["losses"]["last"] < case["losses"]["first"] and len(case["load"]) == 3
+    assert {"load_before", "load_after", "cpu", "commit"} <= data["machine"].keys()
+
+
+def test_the_record_of_training_on_several_hosts_is_of_a_full_run():
+    data = recorded("hosts_training.json")
+    from benchmarks.several_hosts.hosts_training import LINKS, ROUNDS
+    from benchmarks.several_hosts.hosts_training_ways import TASKS
+
+    check_hosts_training(data)
+    assert data["rounds"] >= ROUNDS and len(data["goals"]) == 8
+    assert [(case["link"], case["task"]) for case in data["cases"]] == [(link, task) for link in LINKS for task in TASKS]
+
+
+@pytest.mark.slow
+def test_training_on_several_hosts_is_measured_with_real_processes(tmp_path, result_tables):
+    from benchmarks.several_hosts import hosts_training
+
+    if why_not := hosts_training.network_hosts.why_not() or hosts_training.mpi_vendors.why_not(hosts_training.VENDOR):
+        pytest.skip(why_not)
+    few = ["--patience", "0", "--rounds", "2", "--steps", "1", "--links", "unlimited", "--tasks", "1"]
+    hosts_training.main([*few, "--out", str(tmp_path / "r")])
+    data = json.loads((tmp_path / "r").read_text())
+    check_hosts_training(data)
+    assert not data["goals"]  # on the other link
+    assert "| unlimited | transformer 4 x 256, batch 8 | torch, 25 MiB |" in result_tables["hosts_training_tables"](data)
+
+
+def test_the_bound_of_a_step_lets_buckets_travel_one_after_the_other():
+    from benchmarks.several_hosts.hosts_training_ways import Parts, bound, slower
+
+    assert bound(Parts([1, 2, 9], 10, [4, 1, 2], 0.5)) == 11.5  # the last bucket is ready late
+    assert bound(Parts([1, 2, 3], 10, [4, 5, 6], 0.5)) == 16.5  # the network is never idle
+    assert bound(Parts([1, 2], 10, [1, 1], 0.5)) == 10.5  # all travels before the backward pass ends
+    ranks = [Parts([1, 3], 5, [2, 2], 0.5), Parts([2, 2], 4, [1, 3], 0.25)]
+    assert slower(ranks) == Parts([2, 3], 5, [2, 3], 0.5)
+
+
+def test_our_defaults_are_judged_against_the_bound_and_the_best_of_torch():
+    from benchmarks.several_hosts.hosts_training import compared
+    from benchmarks.several_hosts.hosts_training_ways import DECIDES, DEFAULTS, TASKS, THEIRS, Way, goals
+
+    ours, function = DEFAULTS
+    torch = {Way(THEIRS, cap): seconds for cap, seconds in ((1, 0.3), (4, 0.2), (25, 0.4))}
+    found = compared([{ours: 0.15, function: 0.22, **torch}] * 2, [{ours: 0.14, function: 0.15}] * 2)
+    assert found["torch_best"] == "torch, 4 MiB"
+    row = {"task": TASKS[1], "link": DECIDES, **found}
+    judged = [(goal["way"], goal["reached"], goal["met"]) for goal in goals([row, {**row, "link": "unlimited"}])]
+    right = [("funccoll", 0.15 / 0.14, True), ("funccoll", 0.75, True)]
+    right += [("fc.data_parallel", 0.22 / 0.15, False), ("fc.data_parallel", 1.1, False)]
+    assert [(way, pytest.approx(reached), met) for way, reached, met in right] == judged
+
+
 def test_turns_that_others_disturb_are_repeated_while_patience_lasts(monkeypatch):
     from benchmarks import measure
 
