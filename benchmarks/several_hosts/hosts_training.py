@@ -3,8 +3,8 @@
 `python -m benchmarks.several_hosts.hosts_training`.
 
 The hosts are network namespaces of this machine (network_hosts.py) with one rank each. Their links have 1 Gbit/s, 10 Gbit/s,
-or no limit. In each rank the same model is trained in every way of `hosts_training_ways.WAYS`: under our wrapper of torch modules,
-under torch's own, and as a function of NumPy under `fc.data_parallel`. Ways take turns in rounds, in changing order; a turn
+or no limit. In each rank the same model is trained in every way of `hosts_training_ways.WAYS`: under our wrapper of torch
+modules, under torch's own, and as a function of NumPy under `fc.data_parallel`. Ways take turns in rounds, in changing order; a turn
 counts as the median of its steps on the slower rank. That all get the same losses, and the same parameters, is checked first.
 
 The *bound* of a step says when it ends if communication takes no processor time, and buckets travel one after the other, each

@@ -54,6 +54,9 @@ class HostMemory:
         self.device = torch.device("cpu")
         self.mesh = self.host = mesh
         """`mesh` has the tensors' blocks. On `host` the processes exchange values that Python must read."""
+        self.overlaps = self.reduces_early and bool(mesh.hosts)
+        """True if such a bucket is only started then, and travels while the backward pass goes on. Within one host the cores
+        that compute would carry it, so nothing is gained."""
 
     def as_array(self, tensor: torch.Tensor) -> Any:
         """Return an array over a dense tensor's memory, with its strides. A conjugated or negated view is copied."""
