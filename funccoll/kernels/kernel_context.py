@@ -126,6 +126,7 @@ class ContextRecord:
     library: int = word("The address of a table about the message-passing library: `LIBRARY`.")
     library_error: int = word("Its error code, when it gives one.")
     message_tries: int = word("How often a message is tested before the core is yielded.")
+    longest_nap: int = word("The most microseconds that it sleeps between two tests. Naps grow with the wait; 0: they do not.")
     message_reached: int = word("The number of the message that is waited for.")
 
     owner: int = word("What is added to the address of a private argument that this rank publishes. See OWNER_BITS.")

@@ -105,6 +105,7 @@ _LONG = 100_000  # nanoseconds from which on a recorded instruction asks how lon
 
 _EAGER = 30  # tries without a pause
 _NAP = 50  # microseconds
+_NAP_SHIFT = 14  # from nanoseconds of a wait to the microseconds of its next nap: a sixteenth, so that it ends little later
 # A process that yields its core to one of another job waits for that one's whole time slice, several milliseconds. A process
 # that sleeps gets its core back when it wakes. So a yield of this many nanoseconds means: sleep, in this wait and the next
 # ones. The number of waits that sleep doubles each time that sleeping is still needed, and halves when it was not.
@@ -506,9 +507,11 @@ def interpret(context: Any) -> int:
                             store(contention + 8, waits)
                         began = now
                         continue
-                    elif monotonic_ns(context + CONTEXT.clock) - began < load(context + CONTEXT.patience):
-                        nap(_NAP)
-                        continue
+                    else:
+                        waited = monotonic_ns(context + CONTEXT.clock) - began
+                        if waited < load(context + CONTEXT.patience):
+                            nap(max(_NAP, min(waited >> _NAP_SHIFT, load(context + CONTEXT.longest_nap))))
+                            continue
                 store(context + CONTEXT.pc, (pc - code) // 8)
                 store(context + CONTEXT.peer, load(load(context + CONTEXT.messages) + MESSAGE.size * number + MESSAGE.peer))
                 store(context + CONTEXT.message_reached, number)
