@@ -435,10 +435,9 @@ def hosts_training_tables(data: dict[str, Any]) -> str:
     rows = []
     for case in data["cases"]:
         for way, us in case["us"].items():
-            cells = ["", "", ""]
-            if way in case["bound_us"]:
-                cells = [_time(case["bound_us"][way]["median_us"])]
-                cells += [ratio.format(**case[over][way]) for over in ("over_bound", "over_torch")]
+            bound = _time(case["bound_us"][way]["median_us"]) if way in case["bound_us"] else ""
+            found = [case[over].get(way) for over in ("over_bound", "over_torch")]
+            cells = [bound, *("" if one is None else ratio.format(**one) for one in found)]
             rows.append(f"| {case['link']} | {case['task']} | {way} | {_time(us['median_us'])} | {' | '.join(cells)} |")
     loads = [case["load"][0] for case in data["cases"]]
     counted = f"{sum(data['turns'][kind] for kind in ('undisturbed', 'disturbed'))} turns counted, "
@@ -454,10 +453,11 @@ def hosts_training_tables(data: dict[str, Any]) -> str:
             *rows,
             "",
             "Training steps with SGD in float32 on 2 hosts with a rank of one thread each: medians (quartiles) of "
-            f"{data['rounds']} rounds ({min(5, data['rounds'])} on links that do not decide) in which all take turns, on "
+            f"{data['rounds']} rounds ({min(3, data['rounds'])} on links that do not decide) in which all take turns, on "
             f"{about['cpu']}, {about['cores']} cores (load {min(loads):.1f} to {max(loads):.1f}; {counted}), Python "
             f"{about['python']}, torch {about['versions']['torch']}, Open MPI. Hosts are network "
-            "namespaces of one machine, whose cores also move the bytes. *torch* is its DistributedDataParallel over Gloo. The "
+            "namespaces of one machine, whose cores also move the bytes. *torch* is its DistributedDataParallel over Gloo, "
+            "and *no communication* our wrapper in `no_sync`. The "
             "*bound* is the step's time if communication took no processor time. It is computed from parts that each round "
             "measures: when each bucket is ready, the time of its collective alone, the backward pass and the optimizer. "
             "`python -m benchmarks.several_hosts.hosts_training` measures it again.",

@@ -4,8 +4,9 @@
 
 The hosts are network namespaces of this machine (network_hosts.py) with one rank each. Their links have 1 Gbit/s, 10 Gbit/s,
 or no limit. In each rank the same model is trained in every way of `hosts_training_ways.WAYS`: under our wrapper of torch
-modules, under torch's own, and as a function of NumPy under `fc.data_parallel`. Ways take turns in rounds, in changing order; a turn
-counts as the median of its steps on the slower rank. That all get the same losses, and the same parameters, is checked first.
+modules, under torch's own, as a function of NumPy under `fc.data_parallel`, and without communication. Ways take turns in
+rounds, in changing order; a turn counts as the median of its steps on the slower rank. That all that communicate get the same
+losses, and the same parameters, is checked first.
 
 The *bound* of a step says when it ends if communication takes no processor time, and buckets travel one after the other, each
 as soon as it is ready: t_k = max(ready_k, t_(k-1)) + wire_k, and then max(t_last, end of the backward pass) + optimizer. All
@@ -33,7 +34,19 @@ from benchmarks.one_host.host_jobs import Job, one_thread
 from benchmarks.one_host.host_ratios import rounded
 from benchmarks.rank import rank_words
 from benchmarks.result_tables import refresh
-from benchmarks.several_hosts.hosts_training_ways import CAPS, DECIDES, TASKS, THEIRS, WAYS, Way, bound, goals, slower
+from benchmarks.several_hosts.hosts_training_ways import (
+    ALONE,
+    CAPS,
+    DECIDES,
+    DEFAULTS,
+    TASKS,
+    THEIRS,
+    WAYS,
+    Way,
+    bound,
+    goals,
+    slower,
+)
 from benchmarks.several_hosts.mpi import settings
 
 RESULTS = Path(__file__).parents[1] / "results" / "hosts_training.json"
@@ -46,7 +59,7 @@ LINKS = {"1 Gbit/s": 1000, "10 Gbit/s": 10_000, "unlimited": 0}
 """Megabits per second of each link, in each direction."""
 BURST_SECONDS = 1e-3
 """Seconds that a limited link may send in one go. With less, it is slower when the kernel is busy."""
-ROUNDS, FEW_ROUNDS, STEPS = 11, 5, 3
+ROUNDS, FEW_ROUNDS, STEPS = 9, 3, 3
 """Rounds of the link that decides the goals, and of the others; steps of a turn."""
 CHECKED_STEPS = 9
 """One more than there are batches, so the last loss is that of the first batch."""
@@ -80,7 +93,7 @@ class HostsBench:
         for number in range(rounds):
             times.append({way: self.turn("measure", way, steps) for way in (ways if number % 2 else reversed(ways))})
             bounds.append({})
-            for way in (way for way in ways if way.contender != THEIRS):
+            for way in DEFAULTS:
                 found = slower(self.turn("parts", way, 2))
                 bounds[-1][way] = bound(found)
                 parts[str(way)] = found._asdict()
@@ -100,7 +113,7 @@ class HostsBench:
     def check(self, ways: tuple[Way, ...]) -> dict[str, Any]:
         """Train a few steps in each way; raises AssertionError where results differ by more than rounding."""
         found = {}
-        for way in ways:
+        for way in (way for way in ways if way.contender != ALONE):
             ranks = self.job.all("check", way, CHECKED_STEPS)
             assert all(squares == ranks[0][1] for _, squares in ranks), f"{way}: the ranks' parameters differ"
             found[way] = [[statistics.mean(column) for column in zip(*(losses for losses, _ in ranks))], ranks[0][1]]
@@ -121,11 +134,11 @@ def compared(times: list[Round], bounds: list[Round]) -> dict[str, Any]:
     """Times in microseconds, and the ratios, round by round, to the bound and to the best of torch's ways."""
     theirs = [Way(THEIRS, cap) for cap in CAPS]
     best = min(theirs, key=lambda way: statistics.median(r[way] for r in times))
-    ours = list(bounds[0])
+    ours = [way for way in times[0] if way.contender not in (THEIRS, ALONE)]
     return {
         "us": {str(way): summary([r[way] for r in times]) for way in times[0]},
-        "bound_us": {str(way): summary([b[way] for b in bounds]) for way in ours},
-        "over_bound": {str(way): spread([r[way] / b[way] for r, b in zip(times, bounds, strict=True)]) for way in ours},
+        "bound_us": {str(way): summary([b[way] for b in bounds]) for way in bounds[0]},
+        "over_bound": {str(way): spread([r[way] / b[way] for r, b in zip(times, bounds, strict=True)]) for way in bounds[0]},
         "torch_best": str(best),
         "over_torch": {str(way): spread([r[way] / r[best] for r in times]) for way in ours},
     }
@@ -136,9 +149,10 @@ def show(row: dict[str, Any]) -> None:
     print(f"{row['link']}, {row['task']}, {row['parameter_bytes']:,} bytes; torch's best: {row['torch_best']}")
     for way, us in row["us"].items():
         words = [f"    {way:<24} {us['median_us'] / 1e3:8.1f} ms ({us['q1_us'] / 1e3:.1f} to {us['q3_us'] / 1e3:.1f})"]
+        if way in row["over_torch"]:
+            words.append(f"torch {row['over_torch'][way]['median']:.2f}×")
         if way in row["bound_us"]:
-            over, torch = row["over_bound"][way]["median"], row["over_torch"][way]["median"]
-            words.append(f"bound {row['bound_us'][way]['median_us'] / 1e3:8.1f} ms: {over:.2f}×, torch {torch:.2f}×")
+            words.append(f"bound {row['bound_us'][way]['median_us'] / 1e3:.1f} ms: {row['over_bound'][way]['median']:.2f}×")
         print(*words, flush=True)
 
 
@@ -147,7 +161,7 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="training on two hosts against torch's DistributedDataParallel over Gloo")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--steps", type=int, default=STEPS, help=f"steps of a turn (default {STEPS})")
-    parser.add_argument("--patience", type=float, default=120, help="seconds for turns that others disturbed (default 120)")
+    parser.add_argument("--patience", type=float, default=40, help="seconds for turns that others disturbed (default 40)")
     parser.add_argument("--links", default=",".join(LINKS))
     parser.add_argument("--tasks", default="", help="numbers of the tasks (default: all)")
     parser.add_argument("--out", type=Path, default=RESULTS)

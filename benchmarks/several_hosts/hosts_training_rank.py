@@ -22,7 +22,7 @@ from torch import nn
 
 import funccoll as fc
 from benchmarks.one_host.host_rank import serve
-from benchmarks.several_hosts.hosts_training_ways import FUNCTION, TASKS, THEIRS, Parts, Way
+from benchmarks.several_hosts.hosts_training_ways import ALONE, FUNCTION, TASKS, THEIRS, Parts, Way
 from benchmarks.training.ddp_ours import watched
 from benchmarks.training.torch_ddp_rank import BATCHES, RATE, Task, Training, perceptron, transformer
 from funccoll import P
@@ -201,7 +201,8 @@ class WaysPlayer:
     def measure(self, way: Way, times: int) -> tuple[float, float]:
         """(the median of the seconds of a step, processor seconds of this whole command)."""
         spent = time.process_time()
-        step = self.trainings[way].step
+        training = self.trainings[way]
+        step = training.step_alone if way.contender == ALONE else training.step
         step(0)  # warm up: the caches hold the other ways' memory
         self.barrier()
         ends = [time.perf_counter()]
