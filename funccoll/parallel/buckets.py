@@ -110,7 +110,7 @@ class BucketAssignment:
 
 
 def assign_buckets(
-    types: Sequence[ArrayType], order: Sequence[int], caps: Sequence[float], alone: Collection[int] = ()
+    types: Sequence[ArrayType], order: Sequence[int], caps: Sequence[float], alone: Collection[int] = (), least: float = 0
 ) -> BucketAssignment:
     """Assign parameters to buckets of one dtype.
 
@@ -120,6 +120,7 @@ def assign_buckets(
         caps: Sizes in bytes: one for each bucket in turn, the last for all that follow. A bucket is closed if the next
             parameter would make it larger than its cap. A parameter over the cap has a bucket of its own.
         alone: The numbers of parameters that have a bucket of their own each, after all others.
+        least: The part of its cap below which a bucket is not closed: it takes the next parameter, however large.
     """
     buckets: list[list[int]] = []
     nbytes: list[int] = []
@@ -133,7 +134,7 @@ def assign_buckets(
         if i in alone:
             continue
         number, cap = filling.get(types[i].dtype, (-1, 0.0))
-        if number < 0 or nbytes[number] + types[i].nbytes > cap:
+        if number < 0 or (nbytes[number] + types[i].nbytes > cap and nbytes[number] >= least * cap):
             filling[types[i].dtype] = len(buckets), caps[min(len(buckets), len(caps) - 1)]
             begin(i)
         else:

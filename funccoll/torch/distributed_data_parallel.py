@@ -33,6 +33,8 @@ from .torch_interface import BufferSwitch, ReducerInterface, logging_data, refus
 __all__ = ["DistributedDataParallel"]
 
 _MIB = 1 << 20
+_FIRST_CAP, _CAP, _HOSTS_CAP = 1, 25, 1
+"""MiB of the first bucket, and of others: where they do not travel during the backward pass, and where they do."""
 _NUMBERS = itertools.count()
 _CALL = torch.nn.Module._wrapped_call_impl.__code__
 """The code of every call of a module: it calls `_call_impl`, and that calls `forward`."""
@@ -65,7 +67,8 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
             have the same.
         process_group: None for all processes of the job, or a mesh of processes, over all of its axes. A group of
             torch.distributed must have all processes.
-        bucket_cap_mb: MiB of a bucket. The first bucket has at most 1.
+        bucket_cap_mb: MiB of a bucket. The default is 25, or 1 between hosts on CPUs, where buckets travel while the backward
+            pass goes on. The first bucket has at most 1.
         find_unused_parameters: Parameters may have no gradient, different ones on each rank. Those that no rank uses keep their
             `grad`. Otherwise a parameter without a gradient is an error on all ranks.
         check_reduction: Accepted.
@@ -137,10 +140,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
         self.gradient_as_bucket_view, self.static_graph = gradient_as_bucket_view, static_graph
         self.skip_all_reduce_unused_params = skip_all_reduce_unused_params
         self.require_backward_grad_sync = self.require_forward_param_sync = True
-        caps = bucket_cap_mb_list if bucket_cap_mb_list is not None else [min(1, bucket_cap_mb or 25), bucket_cap_mb or 25]
-        self._bucket_caps = [int(mib * _MIB) for mib in caps]
-        self.bucket_bytes_cap = self._bucket_caps[-1]
-        self.bucket_bytes_cap_list = [] if bucket_cap_mb_list is None else self._bucket_caps
+        self._caps_mb, self._cap_mb = bucket_cap_mb_list, bucket_cap_mb
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         refused = {
             "delay_all_reduce_named_params": delay_all_reduce_named_params,
@@ -170,6 +170,10 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
         self._memory: HostMemory | None = None
         first = next(self.module.parameters())
         self.device, self.device_type = first.device, first.device.type
+        cap = self._cap_mb or (_HOSTS_CAP if self._mesh.hosts and first.device.type == "cpu" else _CAP)
+        self._bucket_caps = [int(mib * _MIB) for mib in self._caps_mb or [min(_FIRST_CAP, cap), cap]]
+        self.bucket_bytes_cap = self._bucket_caps[-1]
+        self.bucket_bytes_cap_list = self._bucket_caps if self._caps_mb else []
         self._state: ModuleState | None = None
         if self._mesh.size == 1:
             return
@@ -418,6 +422,20 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
     @broadcast_buffers.setter
     def broadcast_buffers(self, value: bool) -> None:
         self.forward_sync_buffers = bool(value)
+
+    @property
+    def overlap(self) -> bool:
+        """True if buckets travel while the backward pass goes on. You may assign it between steps, on any rank.
+
+        By default it is true between hosts. Within one host, the cores that compute would carry the buckets. On GPUs it is
+        always false. Gradients have the same bits either way.
+        """
+        return self._reducer is not None and self._reducer.overlaps
+
+    @overlap.setter
+    def overlap(self, value: bool) -> None:
+        if self._reducer is not None:
+            self._reducer.overlaps = bool(value) and self._reducer.memory.reduces_early
 
     @property
     def reducer(self) -> ReducerInterface:

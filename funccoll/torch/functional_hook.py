@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from ..ops.registry import as_traceable
 from ..parallel.buckets import Bucket, BucketAssignment, CommHook
 from ..parallel.gradient_reducer import Reduction, hook_name, reduced_by
 from ..parallel.loss_call import pvary_over
+from ..runtime.work import Work
 from ..tracing.trace import flatten_outputs
 from .parameters import USED, GradientSlot
 from .slot_reducer import SlotReducer
@@ -89,18 +90,21 @@ class FunctionalHook(SlotReducer):
             return [*means, *kept]
 
         types = [*((s.block_shape, s.dtype) for s in slots), *((x.shape, x.dtype) for x in leaves)]
-        program = self._compile(reduce, types, assignment, number)
-        return functools.partial(self._reduce, bucket, program)
+        return _StatefulReduction(self, bucket, self._compile(reduce, types, assignment, number))
 
-    def _reduce(self, bucket: Sequence[int], program: Callable[..., Sequence[Any]], *blocks: Any) -> Sequence[Any]:
-        gradients, flags = blocks[: len(bucket)], blocks[len(bucket) :]
-        results = list(program(*gradients, *(leaf for i in bucket for leaf in self._states[i]), *flags))
+    def arguments(self, bucket: Sequence[int], blocks: Sequence[Any]) -> list[Any]:
+        """Return the arguments of a bucket's program: gradients, states, and flags if there are any."""
+        states = (leaf for i in bucket for leaf in self._states[i])
+        return [*blocks[: len(bucket)], *states, *blocks[len(bucket) :]]
+
+    def keep_states(self, bucket: Sequence[int], results: Sequence[Any]) -> Sequence[Any]:
+        """Keep the states of a bucket's parameters, and return the other results."""
         end = len(bucket)
         for i in bucket:
             if self._find_unused:
                 self._before[i] = self._states[i]
             begin, end = end, end + len(self._states[i])
-            self._states[i] = results[begin:end]
+            self._states[i] = list(results[begin:end])
         return [*results[: len(bucket)], *results[end:]]
 
     def settle(self, flags: bytes) -> Sequence[tuple[int, Any]]:
@@ -110,3 +114,19 @@ class FunctionalHook(SlotReducer):
                 self._states[i] = before
         self._before = {}
         return ()
+
+
+class _StatefulReduction:
+    """The reduction of a bucket whose program takes and returns the states of its parameters."""
+
+    def __init__(self, hook: FunctionalHook, bucket: Sequence[int], program: Any):
+        self._hook, self._bucket, self._program = hook, bucket, program
+
+    def __call__(self, *blocks: Any) -> Sequence[Any]:
+        """Reduce the blocks."""
+        return self._hook.keep_states(self._bucket, self._program(*self._hook.arguments(self._bucket, blocks)))
+
+    def start(self, *blocks: Any) -> Work:
+        """Start the reduction. Its result takes the states of the bucket's parameters along."""
+        work: Work = self._program.start(*self._hook.arguments(self._bucket, blocks))
+        return work.then(functools.partial(self._hook.keep_states, self._bucket))

@@ -89,10 +89,10 @@ class GradientSlot:
 
     def take(self, result: Any) -> None:
         """Make a reduced block the gradient."""
-        if self._block is not None:
+        gradient: Any = self.parameter.grad
+        if self._block is not None and gradient is not None:  # it may have been taken away in flight
             self.memory.write(self._block, result)
             self._block = None
-            gradient: Any = self.parameter.grad
         else:
             gradient = result if self.sparse else self.memory.new_tensor(result)
             if self.inverse is not None:

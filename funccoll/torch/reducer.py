@@ -40,12 +40,15 @@ from .local_gradients import LocalGradients, watched_parameters
 from .module_changes import ModuleChanges, listed
 from .parameters import ADDED, BEGUN, USED, GradientSlot
 from .slot_reducer import MeanReducer, SlotReducer
+from .started_buckets import StartedBuckets
 from .tensor_memory import HostMemory
 
 __all__ = ["Reducer"]
 
 _MISSING, _WRITTEN, _FROZEN = 8, 16, 32
 """Bits of a parameter's flag, beyond those of `GradientSlot.new`."""
+_LEAST = 1 / 16
+"""The least part of its cap that a bucket has between hosts. Otherwise a bias would travel alone, before its large weight."""
 _version_of: Callable[[Any], int] = operator.attrgetter("_version")
 
 
@@ -72,6 +75,8 @@ class Reducer:
         self.rebuilt = False
         self.iterations = 0
         """Backward passes that were reduced."""
+        self.overlaps = memory.overlaps
+        """True if buckets that are complete are started, and their results are taken when the backward pass ends."""
         self.communication_ns = self.backward_ns = self.forward_ns = 0
         self.scale = 1.0
         """A factor of the means, if some ranks have no more inputs."""
@@ -104,6 +109,7 @@ class Reducer:
         self._versions = self._versions_now()
         """Each parameter's version after the last forward pass, then at the start of the backward pass; -1: a hook wrote it."""
         self._launched = 0
+        self._started = StartedBuckets(self.slots)
         self._lock = threading.RLock()
         """Held by hooks, because several threads call the hooks of outputs on several devices."""
         self._hooks: list[Any] = []
@@ -122,7 +128,7 @@ class Reducer:
     def _assign(self, order: Sequence[int]) -> None:
         """Put the parameters into buckets in this order, and compile the programs of the buckets."""
         sparse = {i for i, slot in enumerate(self.slots) if slot.sparse}
-        assignment = assign_buckets(self._types, order, self.caps, alone=sparse)
+        assignment = assign_buckets(self._types, order, self.caps, sparse, _LEAST if self.mesh.hosts else 0)
         if assignment != self.assignment:
             self.assignment = assignment
             self._bucket_of = {i: number for number, bucket in enumerate(assignment.buckets) for i in bucket}
@@ -221,6 +227,8 @@ class Reducer:
         """Begin a forward pass. Forget a backward pass that an exception has ended; at first, take over optimizers."""
         if self.is_interrupted():
             self._active = False
+        if self._started and not self._active:  # else the module is called again within its backward pass
+            self._end_started()
         if self._optimizers is None:
             self._optimizers = InBackwardOptimizers([slot.parameter for slot in self.slots])
 
@@ -237,6 +245,8 @@ class Reducer:
 
     def _start(self, task: int) -> None:
         """Forget the last backward pass."""
+        if self._started:
+            self._end_started()
         early = self._arrivals if task == self._task else []
         self._task, self._launched, self.communication_ns = task, 0, 0
         self._counts = [0] * len(self.slots)
@@ -293,7 +303,7 @@ class Reducer:
         self._arrive(i)
         if self.memory.reduces_early and (not self.static_graph or self.iterations):
             last = len(self.assignment.buckets) - 1  # it carries what all have used: at the end
-            while self._launched < last and self._pending[self._launched] <= 0:
+            while self._launched < last and self._pending[self._launched] <= 0 and not self._would_wait(self._launched):
                 self._launch()
 
     def _arrive(self, i: int) -> None:
@@ -302,54 +312,99 @@ class Reducer:
         self._counts[i] += 1
         self._pending[self._bucket_of[i]] -= 1
 
+    def _start_of(self, number: int) -> Callable[..., Any] | None:
+        """Return the function that starts a bucket's reduction; None if it is called."""
+        return getattr(self._reductions[number], "start", None) if self.overlaps else None
+
+    def _would_wait(self, number: int) -> bool:
+        """True if a bucket cannot be started, and would wait for those that were."""
+        return bool(self._started) and self._start_of(number) is None
+
     def _launch(self) -> Sequence[np.ndarray]:
-        """Reduce the next bucket. The last one takes the flags along, and returns those of all ranks."""
-        began, slots, counts, flags, versions = time.perf_counter_ns(), self.slots, self._counts, self._flags, self._versions
+        """Reduce the next bucket, or start its reduction. The last one takes the flags along.
+
+        Return the flags of all ranks, if they are known already.
+        """
+        began = time.perf_counter_ns()
         number, self._launched = self._launched, self._launched + 1
         if number == 0 and self.before is not None and not self._follows:
             self.before()
-        bucket = self.assignment.buckets[number]
-        if self._follows:
-            blocks = [slots[i].zeros() for i in bucket]
-        else:
-            blocks = [slots[i].local() for i in bucket]
-            for i in bucket:
-                slot = slots[i]
-                # A gradient may be new without a hook in this pass: of no_sync passes before.
-                if slot.new:
-                    flags[i] = slot.new
-                elif counts[i] or will_execute(self._nodes[i]):
-                    taken = slot.parameter.grad is None and may_step(slot.parameter)
-                    flags[i] = USED | _WRITTEN if taken else USED
-                else:
-                    flags[i] = _MISSING if slot.parameter.requires_grad else _FROZEN
-                    self._unused.append(i)
-                if slot.parameter._version != versions[i]:
-                    flags[i] |= _WRITTEN
+        bucket, start = self.assignment.buckets[number], self._start_of(number)
+        blocks = self._blocks(bucket)
         if self._launched == len(self.assignment.buckets):
-            flags[len(slots) :] = ABSENT if self._follows else self.passes.word()
-            blocks.append(np.frombuffer(flags, np.uint8))
+            self._flags[len(self.slots) :] = ABSENT if self._follows else self.passes.word()
+            blocks.append(np.frombuffer(self._flags, np.uint8))
+        flags: Sequence[np.ndarray] = ()
         try:
-            results = self._reductions[number](*blocks)
+            if start is not None:
+                self._started.add(bucket, start, blocks)
+            else:
+                flags = self._take(bucket, self._started.call(self._reductions[number], blocks))
         except (ProgramMismatch, PeerFailure) as error:
             raise self.passes.elsewhere(error, self.mesh) from None
+        self.communication_ns += time.perf_counter_ns() - began
+        return flags
+
+    def _blocks(self, bucket: Sequence[int]) -> list[Any]:
+        """Return the gradients of a bucket, and set the flags of its parameters."""
+        slots, counts, flags = self.slots, self._counts, self._flags
+        if self._follows:
+            return [slots[i].zeros() for i in bucket]
+        blocks = [slots[i].local() for i in bucket]
+        for i in bucket:
+            slot = slots[i]
+            # A gradient may be new without a hook in this pass: of no_sync passes before.
+            if slot.new:
+                flags[i] = slot.new
+            elif counts[i] or will_execute(self._nodes[i]):
+                taken = slot.parameter.grad is None and may_step(slot.parameter)
+                flags[i] = USED | _WRITTEN if taken else USED
+            else:
+                flags[i] = _MISSING if slot.parameter.requires_grad else _FROZEN
+                self._unused.append(i)
+            if slot.parameter._version != self._versions[i]:
+                flags[i] |= _WRITTEN
+        return blocks
+
+    def _take(self, bucket: Sequence[int], results: Sequence[Any]) -> Sequence[np.ndarray]:
+        """Make a bucket's results the gradients. Return what follows them: with the last bucket, the flags of all ranks."""
         if self.scale != 1 and self.gradient_reducer.op == "mean":
             means = [self.memory.scaled(result, self.scale) for result in results[: len(bucket)]]
             results = [*means, *results[len(bucket) :]]
         for i, result in zip(bucket, results, strict=False):
-            if USED <= flags[i] < _MISSING:
-                slots[i].take(result)
+            if USED <= self._flags[i] < _MISSING:
+                self.slots[i].take(result)
             else:
                 self._without.append((i, result))
-        self.communication_ns += time.perf_counter_ns() - began
         return results[len(bucket) :]
+
+    def _reduce_rest(self) -> bytes:
+        """Reduce the remaining buckets, and take the results of all that were started. Return the flags of all ranks."""
+        while self._launched < len(self.assignment.buckets) - 1:
+            self._launch()
+        if not self._follows:
+            for i in self._started.written(self._versions):
+                self._flags[i] |= _WRITTEN
+        flags, began = self._launch(), time.perf_counter_ns()
+        try:
+            for bucket, results in self._started.results():
+                flags = self._take(bucket, results) or flags
+        except (ProgramMismatch, PeerFailure) as error:
+            raise self.passes.elsewhere(error, self.mesh) from None
+        self.communication_ns += time.perf_counter_ns() - began
+        return bytes(flags[0])
+
+    def _end_started(self) -> None:
+        """Wait for the buckets of a backward pass that an exception has left: their peers' calls have met them, or fail."""
+        try:
+            self._started.end()
+        except (ProgramMismatch, PeerFailure) as error:
+            raise self.passes.elsewhere(error, self.mesh) from None
 
     def _finish(self) -> None:
         """Reduce the remaining buckets when the backward pass ends."""
         self._active = self.expects = False
-        while self._launched < len(self.assignment.buckets) - 1:
-            self._launch()
-        found, n = bytes(self._launch()[0]), len(self.slots)
+        found, n = self._reduce_rest(), len(self.slots)
         used, word = found[:n], found[n:]
         self._without += self.gradient_reducer.settle(used)
         if word != self._flags[n:]:

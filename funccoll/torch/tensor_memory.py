@@ -54,9 +54,14 @@ class HostMemory:
         self.device = torch.device("cpu")
         self.mesh = self.host = mesh
         """`mesh` has the tensors' blocks. On `host` the processes exchange values that Python must read."""
-        self.overlaps = self.reduces_early and bool(mesh.hosts)
-        """True if such a bucket is only started then, and travels while the backward pass goes on. Within one host the cores
-        that compute would carry it, so nothing is gained."""
+
+    @functools.cached_property
+    def overlaps(self) -> bool:
+        """True if such a bucket is only started then, and travels while the backward pass goes on.
+
+        Only between hosts: within one host the cores that compute would carry it, so nothing is gained.
+        """
+        return self.reduces_early and bool(self.mesh.hosts)
 
     def as_array(self, tensor: torch.Tensor) -> Any:
         """Return an array over a dense tensor's memory, with its strides. A conjugated or negated view is copied."""

@@ -167,7 +167,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
             "local_gradients", "module_changes", "gradient_hooks",
         ),
         ("announcements", "tensor_memory"), ("parameters", "tensor_programs"),
-        ("sparse_gradients", "tensor_collectives"), ("slot_reducer",), ("functional_hook", "future_hook"),
+        ("sparse_gradients", "started_buckets", "tensor_collectives"), ("slot_reducer",), ("functional_hook", "future_hook"),
         ("communication_hooks",),
         ("join", "reducer", "module_state"), ("module_checks", "torch_interface"), ("*",),
     ),

@@ -291,8 +291,8 @@ FEATURES = (
     # ------------------------------------------------------------ torch
     Feature(
         "torch-ddp",
-        "`funccoll.torch.DistributedDataParallel` for CPU modules: buckets, `no_sync`, `join`, unused parameters, "
-        "sparse embeddings, `static_graph`, buffers, pickles",
+        "`funccoll.torch.DistributedDataParallel` for CPU modules: buckets, overlap with the backward pass, `no_sync`, `join`, "
+        "unused parameters, sparse embeddings, `static_graph`, buffers, pickles",
         "torch",
         WORKS,
         "Tested with torch 2.13. The same cases passed with 2.8.0 and 2.15.0.",

@@ -25,11 +25,14 @@ MODULES: dict[str, tuple[list[Any], str]] = {
 """Module -> the numbers of ranks of its jobs, and the file whose tests look at what its cases return."""
 
 PARTS = {
-    "torch_ddp_cases": ("torch_gradient_cases",),
+    "torch_ddp_cases": ("torch_gradient_cases", "torch_overlap_cases"),
     "torch_pass_cases": ("torch_change_cases",),
     "torch_hook_cases": ("torch_registration_cases",),
 }
 """Module -> other files with cases that its job runs, too."""
+
+UNLIKE = re.compile(r"'(forward|backward)_\w+_time': \d+|DistributedDataParallel \d+|0x[0-9a-f]+")
+"""Times, numbers and addresses, which two runs of a case have of their own."""
 
 
 def read(name: str) -> str:
@@ -60,6 +63,14 @@ def test_a_case(module, n, name):
     """A case checks everything itself, or a test looks at what it returns."""
     found = case_jobs.results(module, name, n)
     assert found == [None] * n or f'results("{name}"' in read(MODULES[module][1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("module", "name"), [(module, name) for module in MODULES for name in names(module)])
+def test_a_case_with_buckets_in_flight(module, name):
+    """Buckets travel during backward passes: what cases return, errors among it, is as it is without."""
+    plain, overlapped = ([UNLIKE.sub("", str(found)) for found in case_jobs.results(module, name, 2, o)] for o in (False, True))
+    assert overlapped == plain
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -289,3 +289,11 @@ def test_a_rank_that_fails_is_named(how, alone, kind, words, caps):
         assert set(ranks.lines().values()) == {"in"}
         told = ranks.line(0)
         assert told.startswith(kind) and words in told and "rank_server.py" in told, told
+
+
+@pytest.mark.parametrize("n", RANKS)
+def test_what_is_written_in_flight_is_named_on_all_ranks(n):
+    for found in results("what_is_written_in_flight", n):
+        assert len(found) == 3
+        for text in found:
+            assert text.startswith(f"ModuleError: the backward pass wrote 'layers.3.weight' on rank {n - 1}, or took its"), text

@@ -6,21 +6,18 @@ import re
 import pytest
 
 from tests.support.lazy_modules import need
-from tests.support.ranks.ranks import JOIN, TORCH, Ranks
+from tests.support.ranks.ranks import JOIN, OVERLAP, TORCH, Ranks
 
 pytestmark = pytest.mark.covers("torch-ddp")
 
 need("torch", "torch is not installed: pip install 'funccoll[torch]'")
 
-SCRIPT = (
-    JOIN
-    + """
+SCRIPT = """
 import warnings
 warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
 from tests.support.ranks import torch_matrix_ranks
 torch_matrix_ranks.main(rank, {meeting!r}, {every})
 """
-)
 ERRORS = {
     "replaced parameter": r"ModuleError: '\S+' was (replaced|added) after wrapping.* at \S*torch_\w+\.py:\d+",
     "skipped backward": r"rank 1 skipped the backward pass of its forward \d \(.*torch_\w+\.py:\d+",
@@ -28,10 +25,17 @@ ERRORS = {
 """Situation -> the error on every rank; others have torch's gradients, in all bits. (A tied weight keeps its other name.)"""
 
 
-@pytest.mark.parametrize("every", [pytest.param(2, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.exhaustive)])
-def test_kinds_in_situations(every, tmp_path):
+@pytest.mark.parametrize(
+    ("every", "before"),
+    [
+        pytest.param(2, "", marks=pytest.mark.slow),
+        pytest.param(2, OVERLAP, marks=pytest.mark.slow, id="buckets in flight"),
+        pytest.param(1, "", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_kinds_in_situations(every, before, tmp_path):
     """All of them, or each kind in half of the situations."""
-    wrong, script = [], SCRIPT.format(meeting=str(tmp_path / "meeting"), every=every)
+    wrong, script = [], JOIN + before + SCRIPT.format(meeting=str(tmp_path / "meeting"), every=every)
     with Ranks(script, range(2), imports=TORCH, MKL_CBWR="COMPATIBLE") as ranks:
         assert set(ranks.lines().values()) == {"in"}
         (cells,) = {tuple(map(tuple, json.loads(line))) for line in ranks.lines().values()}

@@ -11,22 +11,19 @@ import re
 import pytest
 
 from tests.support.lazy_modules import need
-from tests.support.ranks.ranks import JOIN, TORCH, Ranks
+from tests.support.ranks.ranks import JOIN, OVERLAP, TORCH, Ranks
 
 pytestmark = pytest.mark.covers("torch-ddp")
 
 need("torch", "torch is not installed: pip install 'funccoll[torch]'")
 
-SCRIPT = (
-    JOIN
-    + """
+SCRIPT = """
 import warnings
 warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
 from tests.support.ranks import torch_ranks
 from {wrapper} import DistributedDataParallel
 torch_ranks.main(rank, {meeting!r}, {choice!r}, DistributedDataParallel, {steps})
 """
-)
 FOUND = {
     "torch's own": ("", "", "neither", "agree"),
     "no communication": (r"0\.weight: 72 of 72 elements", r"0\.weight: .* ulp", "both", "differ"),
@@ -42,13 +39,14 @@ STEPS, MANY = 4, 20
 
 
 @pytest.mark.parametrize(
-    ("count", "wrapper", "choice", "steps"),
+    ("count", "wrapper", "choice", "steps", "before"),
     [
-        pytest.param(2, "funccoll.torch", "of every kind", STEPS, id="2 ranks"),
+        pytest.param(2, "funccoll.torch", "of every kind", STEPS, "", id="2 ranks"),
         *(
-            pytest.param(*case, marks=mark, id=name)
+            pytest.param(*case[:4], *case[4:] or [""], marks=mark, id=name)
             for name, (mark, *case) in {
                 "2 ranks, others": (SLOW, 2, "funccoll.torch", "others", STEPS),
+                "2 ranks, buckets in flight": (SLOW, 2, "funccoll.torch", "all", STEPS, OVERLAP),
                 "3 ranks": (SLOW, 3, "funccoll.torch", "of every kind", STEPS),
                 "2 ranks, many steps": (EXHAUSTIVE, 2, "funccoll.torch", "all", MANY),
                 "3 ranks, many steps": (EXHAUSTIVE, 3, "funccoll.torch", "without kept gradients", MANY),
@@ -57,8 +55,8 @@ STEPS, MANY = 4, 20
         ),
     ],
 )
-def test_modules(count, wrapper, choice, steps, tmp_path):
-    script = SCRIPT.format(wrapper=wrapper, meeting=str(tmp_path / "meeting"), choice=choice, steps=steps)
+def test_modules(count, wrapper, choice, steps, before, tmp_path):
+    script = JOIN + before + SCRIPT.format(wrapper=wrapper, meeting=str(tmp_path / "meeting"), choice=choice, steps=steps)
     wrong = []
     with Ranks(script, range(count), imports=TORCH, MKL_CBWR="COMPATIBLE", OMP_NUM_THREADS="1") as ranks:
         assert set(ranks.lines().values()) == {"in"}

@@ -14,8 +14,9 @@ import funccoll as fc
 from funccoll.torch import DistributedDataParallel, module_state
 from tests.support.cases.torch_gradient_cases import CASES, case, gradients_are_means
 from tests.support.cases.torch_gradients import close, data, gradients, mean_gradients, mlp, same_on_all_ranks, told
+from tests.support.cases.torch_overlap_cases import overlapping
 
-__all__ = ["CASES", "begin"]
+__all__ = ["CASES", "begin", "overlapping"]
 
 
 def begin() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.ranks import rank_end
-from tests.support.ranks.ranks import JOIN, TORCH, Ranks
+from tests.support.ranks.ranks import JOIN, OVERLAP, TORCH, Ranks
 
 RANKS = [2, pytest.param(3, marks=pytest.mark.slow)]
 """Numbers of ranks, for `parametrize`, of jobs whose sums have more than two terms with a third rank."""
@@ -29,9 +29,7 @@ FINALIZED = ("torch_ddp_cases",)
 shared_folder: list[Path] = []
 """The folder of all workers of this run; `conftest.py` puts it here, where there are several."""
 
-SCRIPT = (
-    JOIN
-    + """
+SCRIPT = """
 import importlib, json, traceback, warnings
 cases = importlib.import_module("tests.support.cases." + os.environ["CASES"])
 begin, end = (getattr(cases, name, lambda: None) for name in ("begin", "end"))
@@ -46,12 +44,14 @@ for name, function in cases.CASES.items():
 else:
     end()
 """
-)
 
 
-def results(module: str, name: str, n: int) -> list[Any]:
-    """Each rank's result of a case on n ranks; a case that raised fails the test, with its traceback."""
-    found = _outcomes(module, n)
+def results(module: str, name: str, n: int, overlap: bool = False) -> list[Any]:
+    """Each rank's result of a case on n ranks; a case that raised fails the test, with its traceback.
+
+    overlap: buckets of torch modules travel in backward passes, as between hosts.
+    """
+    found = _outcomes(module, n, overlap)
     failed = "".join(error for case in found.values() for error, _ in case)
     assert name in found, f"a case before {name} failed: {failed}"
     for error, _ in found[name]:
@@ -60,25 +60,27 @@ def results(module: str, name: str, n: int) -> list[Any]:
 
 
 @functools.cache
-def _outcomes(module: str, n: int) -> dict[str, list[Any]]:
+def _outcomes(module: str, n: int, overlap: bool) -> dict[str, list[Any]]:
     """Case -> each rank's error and result. The first worker that asks runs the job, and the others wait."""
     if not shared_folder:
-        return _run(module, n)
-    file = shared_folder[0] / f"{module} on {n}.json"
+        return _run(module, n, overlap)
+    file = shared_folder[0] / f"{module} on {n}{', overlapped' * overlap}.json"
     with open(file.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not file.exists():
-            file.write_text(json.dumps(_run(module, n)))
+            file.write_text(json.dumps(_run(module, n, overlap)))
         return json.loads(file.read_text())
 
 
-def _run(module: str, n: int) -> dict[str, list[Any]]:
+def _run(module: str, n: int, overlap: bool) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         files = {"GLOO_FILE": f"{folder}/gloo", "TORCH_STORE": f"{folder}/store"}
         if module in FINALIZED or n > 2:
             files[rank_end.VARIABLE] = "1"
-        with Ranks(SCRIPT, range(n), imports=TORCH, CASES=module, GLOO_SOCKET_IFNAME="lo", **files) as ranks:
+        with Ranks(
+            JOIN + OVERLAP * overlap + SCRIPT, range(n), imports=TORCH, CASES=module, GLOO_SOCKET_IFNAME="lo", **files
+        ) as ranks:
             assert set(ranks.lines().values()) == {"in"}
             ended = False
             while not ended:

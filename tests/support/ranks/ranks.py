@@ -55,6 +55,11 @@ coordinator._gone = told("gone, and left are", coordinator._gone)
 """
 TORCH = ("torch", "torch.distributed", "torch._dynamo")
 """The `imports` of ranks that use PyTorch: the last is what both wrappers of modules import when they are first used."""
+OVERLAP = """
+from funccoll.torch.tensor_memory import HostMemory
+HostMemory.overlaps = True
+"""
+"""Code of ranks on one host. Afterwards buckets of torch modules travel in backward passes, as between hosts."""
 CALL = """
 import os, pickle
 with open(os.environ["CALL"], "rb") as file:

@@ -26,6 +26,7 @@ def test_assign_buckets():
     assert assign_buckets(types, range(6), [1e9]).buckets == ((0, 1, 3, 4), (2, 5))
     assert assign_buckets(types, range(6), [1e9], alone={1, 2}).buckets == ((0, 3, 4), (5,), (1,), (2,))
     assert assign_buckets(types, [0, 1], [1, 1]).buckets == ((0,), (1,))  # over the cap: a bucket of its own
+    assert assign_buckets(types, [0, 1, 3, 4], [10], least=0.5).buckets == ((0, 1), (3,), (4,))
     assert assign_buckets([], [], [8, 12]).buckets == ()
 
 
@@ -36,7 +37,8 @@ def test_every_parameter_is_in_one_bucket_of_its_dtype_within_the_cap(
     order: Sequence[int] = data.draw(st.permutations(range(len(types))))
     order = order[: data.draw(st.integers(0, len(types)))]
     alone = data.draw(st.sets(st.sampled_from(order))) if order else set()
-    found = assign_buckets(types, order, caps, alone)
+    least = data.draw(st.sampled_from([0, 0.2, 1]))
+    found = assign_buckets(types, order, caps, alone, least)
 
     assert sorted(i for bucket in found.buckets for i in bucket) == sorted(order)
     place = {i: k for k, i in enumerate(order)}
@@ -53,8 +55,8 @@ def test_every_parameter_is_in_one_bucket_of_its_dtype_within_the_cap(
     before: dict[np.dtype, int] = {}  # dtype -> its bucket before
     for number, bucket in enumerate(shared):
         cap = lambda number: caps[min(number, len(caps) - 1)]
-        assert len(bucket) == 1 or found.nbytes[number] <= cap(number)
+        assert len(bucket) == 1 or found.nbytes[number] <= cap(number) or sum(sizes[number][:-1]) < least * cap(number)
         last = before.get(found.dtypes[number])
         # The bucket before was closed because this one's first parameter did not fit.
-        assert last is None or found.nbytes[last] + sizes[number][0] > cap(last)
+        assert last is None or (found.nbytes[last] + sizes[number][0] > cap(last) and found.nbytes[last] >= least * cap(last))
         before[found.dtypes[number]] = number
