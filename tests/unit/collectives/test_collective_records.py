@@ -28,7 +28,7 @@ from tests.support.spmd import MESHES, per_device
 pytestmark = pytest.mark.covers("collectives")
 
 FOLDER = Path(package.__file__).parent
-SHARED = {"__init__", "arg_reduce", "argument_checks", "axis_groups", "functions", "pair_blocks", "record"}
+SHARED = {"__init__", "arg_reduce", "argument_checks", "axis_groups", "functions", "pair_blocks", "record", "started"}
 DESIGN = (Path(__file__).parents[3] / "docs" / "design" / "types.md").read_text(encoding="utf-8")
 
 
