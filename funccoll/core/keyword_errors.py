@@ -19,10 +19,11 @@ _WORDS: dict[str, dict[str, str]] = {
     # a keyword of JAX, torch, MPI or optax -> for a function with one of these parameters, its equivalent here. The first
     # parameter that the function has counts.
     "all_gather_dimension": {"dim": "dim"},
-    "async_op": {"axis": "nothing: calls are synchronous, and adjacent collectives are one"},
+    "async_op": {"axis": "a start, such as fc.all_reduce_start(x, axis), whose result fc.done takes"},
     "attn_mask": {"mask": "mask"},
     "axis_index_groups": {
-        "axis": "axis: a mesh with one more axis has groups along each, such as fc.make_mesh({'group': 2, 'each': 4})"
+        "groups": "groups",
+        "axis": "axis: a mesh with one more axis has groups along each, such as fc.make_mesh({'group': 2, 'each': 4})",
     },
     "axis_name": {"axis": "axis, the name of a mesh axis"},
     "betas": {"b1": "b1 and b2"},

@@ -47,7 +47,7 @@ def buckets(bucket_plan: BucketPlan, *, theme: str | None = None) -> Drawing:
     title = (
         f"{len(bucket_plan.rows)} bucket{'s' * (len(bucket_plan.rows) != 1)} of gradients over "
         f"{', '.join(map(repr, bucket_plan.axes))}, {bucket_plan.ndevices} devices: predicted communication "
-        f"{seconds_text(bucket_plan.exposed_seconds)} a step"
+        f"{seconds_text(bucket_plan.communication_seconds)} a step"
     )
     notes = [f"{len(bucket_plan.rows)} buckets: drawn as {len(groups)} groups of {every}."] if every > 1 else []
     if bucket_plan.without_gradient:

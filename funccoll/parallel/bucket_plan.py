@@ -60,8 +60,8 @@ class BucketPlan:
     _RIGHT = HEAD[2:8]
 
     @property
-    def exposed_seconds(self) -> float:
-        """Predicted time in which devices communicate and do not compute: all of it, because calls are synchronous."""
+    def communication_seconds(self) -> float:
+        """Predicted time of all reductions, also of those that the backward pass hides (`overlap`)."""
         return sum(row.seconds for row in self.rows)
 
     def _columns(self) -> tuple[Sequence[str], list[tuple[str, ...]]]:
@@ -89,7 +89,7 @@ class BucketPlan:
     def _words(self) -> list[str]:
         words = [
             f"{len(self.rows)} bucket{'s' * (len(self.rows) != 1)} over {', '.join(map(repr, self.axes))} ({self.ndevices} "
-            f"devices), predicted exposed communication {seconds_text(self.exposed_seconds)} a step"
+            f"devices), predicted communication {seconds_text(self.communication_seconds)} a step"
         ]
         if self.without_gradient:
             words.append(f"without a gradient, hence in no bucket: {', '.join(self.without_gradient)}")

@@ -316,7 +316,7 @@ def test_unused_and_frozen_parameters_need_no_communication():
     assert 0 < starts[0] < starts[1] <= 1 and all(r.seconds > 0 for r in plan.rows)
     text = repr(plan)
     assert re.search(r"0 +f64 +1 +128 +128 +\d+% of the work +[\d.]+ [nµm]s +\['layers'\]\[2\]\n", text)
-    assert "2 buckets over 'data' (2 devices), predicted exposed communication" in text and "['frozen'], ['unused']" in text
+    assert "2 buckets over 'data' (2 devices), predicted communication" in text and "['frozen'], ['unused']" in text
     assert plan._repr_html_().count("<tr>") == 3
 
 
