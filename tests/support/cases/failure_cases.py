@@ -261,36 +261,35 @@ def started(culprits: list[int], deed: str, caught: bool = True) -> None:
 @member
 def buckets_in_flight(culprits: list[int], deed: str, caught: bool = True) -> None:
     """A torch module trains; a culprit does something in a backward pass, with buckets of its own in flight."""
-    train_with_buckets_in_flight(culprits, deed, caught)
-    fc.finalize()
-    gc.collect()  # a second pass then finds what torch's objects held of the job's memory
-
-
-def train_with_buckets_in_flight(culprits: list[int], deed: str, caught: bool) -> None:
-    """Train a module with a bucket for each parameter."""
     import torch
 
     from funccoll.torch import DistributedDataParallel
 
     layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
-    model = DistributedDataParallel(layers, bucket_cap_mb_list=[1e-6])
-    model.overlap = True
+    models = [DistributedDataParallel(layers, bucket_cap_mb_list=[1e-6])]
+    models[0].overlap = True
 
     def between(gradient: torch.Tensor) -> None:
         if fc.rank() in culprits and steps.number == 3:
-            assert len(model._reducer._started) == 4
+            assert len(models[0]._reducer._started) == 4
             say("does")
             DEEDS[deed]()
 
     def step() -> None:
-        model.zero_grad()
-        handle = layers[1].register_forward_hook(lambda module, inputs, output: (output.register_hook(between), None)[1])
-        loss = model(torch.ones(3, 64)).square().mean()
+        models[0].zero_grad()
+        layer = models[0].module[1]
+        handle = layer.register_forward_hook(lambda module, inputs, output: (output.register_hook(between), None)[1])
+        loss = models[0](torch.ones(3, 64)).square().mean()
         handle.remove()
         loss.backward()
 
     steps = Steps(step, caught)
     steps.run()
+    # torch keeps the error that has left its engine, and so the frames of the step. Gradients are in the job's memory.
+    models.clear()
+    del layers
+    fc.finalize()
+    gc.collect()
 
 
 @member
