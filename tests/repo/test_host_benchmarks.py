@@ -427,7 +427,7 @@ def test_attacks():
     """A few of those that `failures.py --attack` makes: three signals, of which one beside two busy processes."""
     from benchmarks.failures.attacks import attack_jobs, clash_jobs
 
-    found = attack_jobs(226, 3)
-    assert found.keys() >= {"kill", "interrupt", "raise in a handler", "threads", "forks", "3 ranks", "4 ranks"}
+    found = attack_jobs(207, 3)
+    assert found.keys() >= {"kill", "interrupt", "raise in a handler", "threads", "forks", "started", "3 ranks", "4 ranks"}
     clashes = clash_jobs(1, 1)
     assert clashes.get("ended well", 0) + clashes["ended with an error"] == 4
