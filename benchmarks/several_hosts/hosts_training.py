@@ -64,7 +64,7 @@ ROUNDS, FEW_ROUNDS, STEPS = 9, 3, 3
 CHECKED_STEPS = 9
 """One more than there are batches, so the last loss is that of the first batch."""
 TOLERANCE = 1e-3
-"""Relative differences of losses and of parameters between ways, after so many steps in float32."""
+"""Relative differences of losses and parameters between the ways, after training steps in float32."""
 
 Round = dict[Way, float]
 

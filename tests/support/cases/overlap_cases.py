@@ -160,7 +160,7 @@ def overwriting(w: Any, x: Any) -> Any:
 
 
 def overwrite(protected: bool, checked: bool) -> list[str]:
-    """What comes of `overwriting` without one or both of the protections of memory in flight."""
+    """Return the result of `overwriting` without one or both of the protections of memory in flight."""
     mesh = fc.make_mesh({"d": 2})
     wanted, overlap._LARGE = blocks(overwriting, mesh, overlap=False)(), 1
     if not protected:

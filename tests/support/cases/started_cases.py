@@ -1,4 +1,4 @@
-"""What ranks do in tests of started calls (`fc.start`): threads, forks, signals and exceptions while one is in flight."""
+"""Programs of ranks that test started calls (`fc.start`): threads, forks, signals and exceptions while one is in flight."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def finalized() -> bool:
 
 
 def other_order() -> str:
-    """What a rank is told whose calls are started in another order."""
+    """Return the error of a rank that starts its calls in another order."""
     total, most, x = programs()
     works = [fc.start(step, x) for step in ((total, most) if fc.rank() == 0 else (most, total))]
     told = [refused(work.result) for work in works]
@@ -125,7 +125,7 @@ def other_order() -> str:
 
 
 def other_thread() -> str:
-    """What a call is told that a thread starts which is not that of the mesh. It harms none of the others."""
+    """Return the error of a call that is started by another thread than the mesh's. Later calls of that mesh are right."""
     total, _, x = programs()
     works: list[fc.Work] = []
     thread = threading.Thread(target=lambda: works.append(fc.start(total, x)), name="helper")
