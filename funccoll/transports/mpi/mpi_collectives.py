@@ -313,6 +313,8 @@ class MpiCall(AgreedExecutable):
                 failed = failed or now
                 if now - failed > _GRACE:
                     raise self._diagnosis.after(failure, waits=False)
+            if self.registry.broken is not None:  # another thread of this process has ended them
+                raise self.registry.broken
             if now - began > world.timeout:
                 raise CollectiveTimeout(
                     f"rank {world.rank} waited {now - began:.1f} s for MPI to finish {self._diagnosis.name}, which all of "

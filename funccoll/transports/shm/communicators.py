@@ -120,6 +120,10 @@ class Communicators:
     @broken.setter
     def broken(self, error: FunccollError) -> None:
         self._broken = error
+        self._disown()
+
+    def _disown(self) -> None:
+        """Make all calls look why none may run any more."""
         for ownership in list(self._ownerships.values()):
             ownership.thread = None
 
@@ -546,7 +550,7 @@ class Communicators:
                 if owners == {thread} and not ownership.has_ended and self.broken is None:
                     ownership.thread = thread
         if self.broken is not None:  # after this thread has looked
-            self.broken = self.broken
+            self._disown()
 
     def _engines_of(self, numbers: Collection[int]) -> list[ProgressEngine]:
         """The engines of the threads that own these communicators."""
